@@ -187,16 +187,6 @@ async def test_a_name_set_aside_before_gets_a_number(tmp_path: Path) -> None:
     assert names(tmp_path) == [f"damaged-{path.name}", f"damaged-{path.name}-2", "step-000000000001.000001"]
 
 
-async def test_a_checkpoint_may_be_copied(tmp_path: Path) -> None:
-    """A copied directory can be restored from."""
-    saved(tmp_path / "a", 1, 2)
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    async with Saver(tmp_path / "b") as saver:
-        restored = await saver.restore()
-    assert restored is not None
-    assert restored.state["step"] == 2
-
-
 async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
     """It needs no lock, so it works beside a writer."""
     paths = saved(tmp_path, 1, 2, 3)
@@ -444,17 +434,6 @@ async def test_metrics_are_numbers_by_name(tmp_path: Path, metrics: Any) -> None
     """Anything else is refused, and so are too many for a manifest."""
     with pytest.raises(InvalidArgumentError, match="metrics"):
         await Saver(tmp_path).save({}, 1, metrics=metrics)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"checkpoint_dir": ""}, {"checkpoint_dir": 3}, {"keep": 5}, {"keep": None}, {"min_free_bytes": -1}, {"min_free_bytes": 1.5}],
-)
-def test_options_are_checked_when_the_saver_is_made(tmp_path: Path, options: dict[str, Any]) -> None:
-    """The message has the value."""
-    options = {"checkpoint_dir": tmp_path, **options}
-    with pytest.raises(InvalidArgumentError, match=" is "):
-        Saver(**options)
 
 
 async def test_a_refused_state_touches_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.checkpoint import KeepNewest
+from aiohooks.checkpoint import KeepNewest, Restored
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, same, saved, saver_over, state_of
@@ -95,60 +95,40 @@ async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         await ah.Saver(tmp_path / "file").restore()
 
 
+def every_restore(root: Path, error: int, *, damaged: bool = False) -> Iterator[tuple[list[Path], Restored | None]]:
+    """Restore with each operation failing in turn; yield what had been saved and what was restored, None for a typed error."""
+    for number, fs in enumerate(every_operation(error=error)):
+        before = saved(root / str(number), 1, 2)
+        if damaged:
+            (before[1] / "state.msgpack").write_bytes(b"")
+        one = directory(root / str(number), fs)
+        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called immediately
+        one.close()
+        assert (refusal is None) == (restored is not None)
+        assert refusal is None or (refusal.errno == error and not isinstance(refusal, CorruptCheckpointError))
+        assert len(names(root / str(number))) == 2
+        assert fs.opened == set()
+        yield before, restored
+
+
 @pytest.mark.parametrize("error", [errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)
 def test_a_restore_does_not_mistake_errors_of_the_process_for_damage(tmp_path: Path, error: int) -> None:
     """Missing permissions or descriptors are not damage: nothing is set aside, and no older checkpoint is restored."""
-    for number, fs in enumerate(every_operation(error=error)):
-        path = tmp_path / str(number)
-        before = saved(path, 1, 2)
-        one = directory(path, fs)
-        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called immediately
-        one.close()
-        if refusal is not None:
-            assert refusal.errno == error
-            assert not isinstance(refusal, CorruptCheckpointError)
-        else:
-            assert restored is not None
-            assert same(restored.state, state_of(2))
-        assert names(path) == [each.name for each in before]
-        assert fs.opened == set()
+    for before, restored in every_restore(tmp_path, error):
+        assert restored is None or same(restored.state, state_of(2))
+        assert names(before[0].parent) == [each.name for each in before]
 
 
 def test_a_restore_skips_what_the_disk_does_not_return(tmp_path: Path) -> None:
     """EIO of reading a file is damage; elsewhere it is an error. No checkpoint is lost."""
-    stepped_back = 0
-    for number, fs in enumerate(every_operation(error=errno.EIO)):
-        path = tmp_path / str(number)
-        saved(path, 1, 2)
-        one = directory(path, fs)
-        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called immediately
-        one.close()
-        if refusal is not None:
-            assert refusal.errno == errno.EIO
-        else:
-            assert restored is not None
-            stepped_back += restored.checkpoint.step == 1
-        assert len(names(path)) == 2
-        assert fs.opened == set()
-    assert stepped_back >= 6
+    found = [restored.checkpoint.step for _, restored in every_restore(tmp_path, errno.EIO) if restored is not None]
+    assert found.count(1) >= 6
 
 
 def test_a_failing_set_aside_does_not_prevent_a_restore(tmp_path: Path) -> None:
     """With a damaged newest checkpoint, any failure leads to a typed error or the older checkpoint; nothing is removed."""
-    for number, fs in enumerate(every_operation(error=errno.EROFS)):
-        path = tmp_path / str(number)
-        newest = saved(path, 1, 2)[1]
-        (newest / "state.msgpack").write_bytes(b"")
-        one = directory(path, fs)
-        restored, refusal = outcome(lambda: one.restore(None))  # noqa: B023 - called immediately
-        one.close()
-        if refusal is not None:
-            assert refusal.errno == errno.EROFS
-        else:
-            assert restored is not None
-            assert restored.checkpoint.step == 1
-        assert len(names(path)) == 2
-        assert fs.opened == set()
+    for _, restored in every_restore(tmp_path, errno.EROFS, damaged=True):
+        assert restored is None or restored.checkpoint.step == 1
 
 
 class Slow(WatchedFs):
@@ -238,6 +218,20 @@ def test_too_little_memory_is_not_damage(tmp_path: Path) -> None:
     assert path.exists()
 
 
+class Refusing(WatchedFs):
+    """Is not allowed to do these operations."""
+
+    def __init__(self, *operations: str) -> None:
+        super().__init__()
+        self._operations = operations
+
+    def __getattr__(self, name: str) -> Any:
+        return self._refuse if name in self._operations else super().__getattr__(name)
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        raise PermissionError(errno.EPERM, "not allowed")
+
+
 class NearlyFull(WatchedFs):
     """Has so many thousand bytes left, 10 unless told otherwise."""
 
@@ -293,16 +287,8 @@ UNDONE = {
 def test_what_is_left_undone_is_logged(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the name, and the reason of the system."""
     refused, says = UNDONE[what]
-
-    class Refusing(WatchedFs):
-        def __getattr__(self, name: str) -> Any:
-            return refuse if name in refused.split() else super().__getattr__(name)
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise PermissionError(errno.EPERM, "not allowed")
-
     newest = saved(tmp_path, 0, 1)[1]
-    one = directory(tmp_path, Refusing(), KeepNewest(1), read_only=not refused)
+    one = directory(tmp_path, Refusing(*refused.split()), KeepNewest(1), read_only=not refused)
     if "rmdir" in refused:
         outcome(lambda: one.save(state_of(2), 2, {}))
     else:
@@ -315,16 +301,8 @@ def test_what_is_left_undone_is_logged(what: str, tmp_path: Path, caplog: pytest
 @pytest.mark.parametrize("operation", ["unlink", "rmdir"])
 def test_a_failing_removal_is_a_warning(operation: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The save has succeeded by then; the next save removes the old ones."""
-
-    class Undeletable(WatchedFs):
-        def __getattr__(self, name: str) -> Any:
-            return refuse if name == operation else super().__getattr__(name)
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise PermissionError(errno.EPERM, "not allowed")
-
     saved(tmp_path, 1)
-    one = directory(tmp_path, Undeletable(), KeepNewest(1))
+    one = directory(tmp_path, Refusing(operation), KeepNewest(1))
     one.save(state_of(2), 2, {})
     one.save(state_of(3), 3, {})
     one.close()
@@ -396,7 +374,6 @@ def test_a_directory_whose_name_is_not_durable_is_not_used(tmp_path: Path) -> No
 
 def test_a_failed_fsync_is_not_retried(tmp_path: Path) -> None:
     """The data may be lost although a second fsync would succeed."""
-    fs = WatchedFs()
     synced: list[str] = []
 
     class FailingSync(WatchedFs):
@@ -412,7 +389,6 @@ def test_a_failed_fsync_is_not_retried(tmp_path: Path) -> None:
     one.close()
     assert len([each for each in synced if each.endswith("state.msgpack")]) == 1
     assert names(tmp_path) == []
-    assert fs.failed is None
 
 
 def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:

@@ -391,10 +391,3 @@ def test_the_directory_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").symlink_to(tmp_path / "big")
     saved(tmp_path / "checkpoints", 1)
     assert names(tmp_path / "big") == ["step-000000000001.000001"]
-
-
-def test_a_file_in_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
-    """The message says what is wrong."""
-    (tmp_path / "a").write_text("")
-    with pytest.raises(CheckpointError, match="Not a directory"):
-        directory(tmp_path / "a").save({}, 1, {})

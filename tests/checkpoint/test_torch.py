@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from aiohooks.checkpoint import Saver, _encoding
+from aiohooks.checkpoint import _encoding
 from aiohooks.checkpoint._format import DamagedError
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint._torch import Block, place
@@ -443,15 +443,6 @@ def test_an_array_keeps_the_first_version(tmp_path: Path) -> None:
     assert b'"version":1' in (one.save({"a": np.arange(3)}, 1, {}).path / "manifest.json").read_bytes()
     assert b'"version":2' in (one.save({"a": torch.arange(3)}, 2, {}).path / "manifest.json").read_bytes()
     one.close()
-
-
-async def test_a_saver_takes_tensors(tmp_path: Path) -> None:
-    """Also without a session, and from their own memory."""
-    async with Saver(tmp_path) as saver:
-        await saver.save({"weights": torch.arange(5)}, 1)
-        restored = await saver.restore()
-    assert restored is not None
-    assert same_tensors(restored.state, {"weights": torch.arange(5)})
 
 
 # Files with the right checksums that no writer makes

@@ -7,13 +7,11 @@ import contextlib
 import fcntl
 import gc
 import itertools
-import logging
 import os
 import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -22,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.fuzz._harness import log_disabled
 from tests.support.needs import MissingError
 from tests.support.waiting import HANG_SECS
 
@@ -72,13 +71,9 @@ Program = Callable[[int, int], Outcome]
 
 def run(program: Program, points: int, seed: int = 0) -> Outcome:
     """Run a program and measure its time. The log of the library, about thousands of damaged files, is disabled."""
-    logger, begun = logging.getLogger("aiohooks"), time.monotonic()
-    was = logger.disabled
-    logger.disabled = True
-    try:
+    begun = time.monotonic()
+    with log_disabled():
         outcome = program(points, seed)
-    finally:
-        logger.disabled = was
     outcome.secs = time.monotonic() - begun
     return outcome
 
@@ -108,14 +103,6 @@ def command(program: Program, default: int, description: str | None, arguments: 
 # Directories
 
 
-@contextlib.contextmanager
-def scratch() -> Generator[Path]:
-    """Make a temporary directory, in memory if possible, for the block."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="aiohooks-", dir=memory) as path:
-        yield Path(path)
-
-
 def snapshot(path: Path) -> Tree:
     """Return the contents of a directory."""
     found: Tree = {}
@@ -138,6 +125,15 @@ def materialise(tree: Tree, path: Path) -> None:
             if data:
                 os.write(fd, data)
             os.close(fd)
+
+
+def empty(path: Path) -> None:
+    """Remove what is in a directory."""
+    for each in path.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
 
 
 def open_files() -> set[tuple[str, str]]:
@@ -243,7 +239,9 @@ def pick(limit: int, groups: Sequence[Sequence[Any]], rng: random.Random) -> lis
     return found
 
 
-def rounds(seed: int) -> Iterator[tuple[int, random.Random]]:
-    """Yield numbers of rounds, each with a random generator."""
+def rounds(outcome: Outcome, points: int, seed: int) -> Iterator[tuple[int, random.Random]]:
+    """Yield numbers of rounds, each with a random generator, until the outcome has so many points."""
     for number in itertools.count():
+        if outcome.points >= points:
+            return
         yield number, random.Random(seed * 1_000_003 + number)

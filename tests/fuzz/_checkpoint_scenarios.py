@@ -13,7 +13,7 @@ import numpy as np
 
 from aiohooks.checkpoint import KeepNewest, Restored
 from aiohooks.checkpoint.saver import CheckpointDirectory
-from tests.fuzz._checkpoint_harness import ViolationError
+from tests.fuzz._checkpoint_harness import Tree, ViolationError, materialise, snapshot
 from tests.support import checkpoint_files
 from tests.support.checkpoint_files import same
 
@@ -75,11 +75,11 @@ def make_save(number: int, *, step: int | None = None, size: int = 600, seed: in
     return Save(number, 10 * number if step is None else step, state)
 
 
-def make_scenarios(seed: int, size: int) -> list[Scenario]:
-    """Return the scenarios of every program."""
+def make_scenarios(seed: int, size: int, *, two_writers: bool = True) -> list[Scenario]:
+    """Return the scenarios of every program, or of those that have one writer only."""
     one, two, three, four, five = (make_save(number, size=size, seed=seed) for number in range(1, 6))
     again = make_save(6, step=two.step, size=size, seed=seed)
-    return [
+    scenarios = [
         Scenario("first save", (), (one, two)),
         Scenario("same step", (one, two), (again,)),
         Scenario("retention", (one, two), (three, four)),
@@ -87,6 +87,7 @@ def make_scenarios(seed: int, size: int) -> list[Scenario]:
         Scenario("damaged", (one, two), (three,), damaged=True),
         Scenario("two writers", (one, two, three, four), (five,), two_writers=True),
     ]
+    return scenarios if two_writers else scenarios[:-1]
 
 
 def directory(path: Path, fs: Any = os, *, read_only: bool = False) -> CheckpointDirectory:
@@ -116,6 +117,13 @@ def prepare(scenario: Scenario, path: Path) -> None:
         changed = bytearray((newest / "state.msgpack").read_bytes())
         changed[len(changed) // 2] ^= 4
         (newest / "state.msgpack").write_bytes(changed)
+
+
+def prepared(scenario: Scenario, work: Path) -> Tree:
+    """Write the contents that a scenario begins with, and nothing else; return them."""
+    materialise({}, work)
+    prepare(scenario, work / "ckpt")
+    return snapshot(work)
 
 
 def run_writer(scenario: Scenario, path: Path, fs: Any, acknowledge: Callable[[int], None]) -> None:

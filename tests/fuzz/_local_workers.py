@@ -213,16 +213,6 @@ class Worker:
             self._counts[1] += by
         return step
 
-    async def advance_together(self, callers: int, times: int) -> int:
-        """Advance in several tasks; return how often. The shared counts stay."""
-
-        async def advance() -> None:
-            for _ in range(times):
-                await self.store.advance()
-
-        await asyncio.gather(*(advance() for _ in range(callers)))
-        return callers * times
-
     async def keep_advancing(self) -> None:
         while True:
             await self.advance(1)

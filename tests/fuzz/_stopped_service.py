@@ -29,6 +29,7 @@ from starlette.routing import Mount, Route
 import aiohooks as ah
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.checkpoint import Saver
+from tests.support.hooks import EveryPhaseHook
 
 SERVERS = ("uvicorn", "hypercorn")
 GRACE_SECS = 2.0
@@ -122,7 +123,7 @@ async def save(directory: str) -> None:
         await session.run("train")
 
 
-class HoldingHook(ah.SessionRunHook):
+class HoldingHook(EveryPhaseHook):
     """Holds the session in one of its calls, the n-th."""
 
     def __init__(self, hold: Hold, method: str, n: int = 1) -> None:
@@ -130,29 +131,11 @@ class HoldingHook(ah.SessionRunHook):
         self._method = method
         self._left = n
 
-    async def _called(self, method: str) -> None:
-        if method == self._method:
+    async def in_phase(self, phase: str, *args: Any) -> None:
+        if phase == self._method:
             self._left -= 1
             if self._left == 0:
                 await self._hold()
-
-    async def begin(self) -> None:
-        await self._called("begin")
-
-    async def after_create_session(self, session: Any, coord: ah.Coordinator) -> None:
-        await self._called("after_create_session")
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await self._called("before_run")
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self._called("after_run")
-
-    async def end(self, session: Any) -> None:
-        await self._called("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self._called("close")
 
 
 class HoldingDisk:

@@ -27,9 +27,10 @@ from pathlib import Path
 from aiohooks.checkpoint.checkpoint import Restored
 from aiohooks.errors import CheckpointError
 from tests.fuzz import _corruptions
-from tests.fuzz._checkpoint_harness import Outcome, ViolationError, command, fork, scratch
+from tests.fuzz._checkpoint_harness import Outcome, ViolationError, command, fork
 from tests.fuzz._checkpoint_scenarios import check_restored, directory, make_save
 from tests.fuzz._corruptions import BYTES, MANIFEST, PAYLOADS, Files
+from tests.fuzz._harness import scratch
 from tests.support.waiting import HANG_SECS
 
 MEMORY = 256 * 1024 * 1024

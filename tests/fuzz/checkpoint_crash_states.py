@@ -16,9 +16,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz._checkpoint_harness import Outcome, Tree, command, materialise, rounds, scratch
-from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepare, run_writer
+from tests.fuzz._checkpoint_harness import Outcome, Tree, command, materialise, rounds
+from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepared, run_writer
 from tests.fuzz._crash_model import Crash, Recorder
+from tests.fuzz._harness import scratch
 
 MAX_STATES = 600
 """The number of different states of one scenario; then other contents and sizes give more."""
@@ -31,23 +32,17 @@ def crash_states(points: int, seed: int) -> Outcome:
     """Check so many different states."""
     outcome = Outcome("states after a crash")
     with scratch() as root:
-        for number, rng in rounds(seed):
-            scenarios = [
-                scenario for scenario in make_scenarios(seed + number, 600 + 2000 * (number % 6)) if not scenario.two_writers
-            ]
+        for number, rng in rounds(outcome, points, seed):
+            scenarios = make_scenarios(seed + number, 600 + 2000 * (number % 6), two_writers=False)
             for done, scenario in enumerate(scenarios):
-                left = points - outcome.points
-                if left <= 0:
-                    return outcome
-                share = -(-left // (len(scenarios) - done))  # small counts cover every scenario, too
+                share = -(-(points - outcome.points) // (len(scenarios) - done))  # small counts cover every scenario, too
                 _crash_writer(scenario, min(share, MAX_STATES), rng, root, outcome, seed + number)
-    raise AssertionError("rounds do not end")
+    return outcome
 
 
 def _crash_writer(scenario: Scenario, limit: int, rng: random.Random, root: Path, outcome: Outcome, seed: int) -> None:
     work = root / "work"
-    materialise({}, work)
-    prepare(scenario, work / "ckpt")
+    prepared(scenario, work)
     recorder = Recorder(work)
     run_writer(scenario, work / "ckpt", recorder, recorder.acknowledge)
     crash = Crash(recorder)

@@ -13,29 +13,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import json
 import mmap
 import os
 import resource
 import shutil
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from tests.fuzz import _strace
-from tests.fuzz._checkpoint_harness import (
-    Outcome,
-    Tree,
-    ViolationError,
-    command,
-    materialise,
-    open_files,
-    rounds,
-    scratch,
-    snapshot,
-)
+from tests.fuzz._checkpoint_harness import Outcome, Tree, ViolationError, command, empty, materialise, open_files, rounds
 from tests.fuzz._checkpoint_scenarios import (
     LEFTOVERS,
     Scenario,
@@ -44,8 +35,10 @@ from tests.fuzz._checkpoint_scenarios import (
     directory,
     make_scenarios,
     prepare,
+    prepared,
     run_writer,
 )
+from tests.fuzz._harness import scratch
 from tests.support.needs import MissingError
 
 ERRORS = ("ENOSPC", "EIO", "EDQUOT", "EROFS", "EMFILE", "EINTR", "EACCES")
@@ -184,14 +177,12 @@ def inject_errors(outcome: Outcome, points: int, seed: int, calls: Sequence[str]
     end = outcome.points + points
     with scratch() as root:
         work = root / "work"
-        for number, rng in rounds(seed):
+        for number, rng in rounds(outcome, end, seed):
             plans: list[tuple[Scenario, Tree, list[str], Fault]] = []
-            scenarios = [each for each in make_scenarios(seed + number, 600) if not each.two_writers and not each.damaged]
+            scenarios = [each for each in make_scenarios(seed + number, 600, two_writers=False) if not each.damaged]
             scenarios.append(Scenario(RESTORE, scenarios[1].before, ()))
             for scenario in scenarios:
-                materialise({}, work)
-                prepare(scenario, work / "ckpt")
-                tree, paths = snapshot(work), _strace.paths_of(scenario, work)
+                tree, paths = prepared(scenario, work), _strace.paths_of(scenario, work)
                 paths = sorted({*paths, *(str(work / name) for name in tree)})
                 faults = [Fault(error, call, on) for call in calls for error in ERRORS for on in (False, True)]
                 # Python retries after EINTR, indefinitely.
@@ -202,8 +193,6 @@ def inject_errors(outcome: Outcome, points: int, seed: int, calls: Sequence[str]
                 when = 1
                 while outcome.points < end and _run_injected(outcome, scenario, tree, work, paths, fault, when):
                     when += 1
-            if outcome.points >= end:
-                return
 
 
 def _run_injected(
@@ -301,32 +290,35 @@ def small_tmpfs() -> Generator[SmallTmpfs]:
 
 def fill_levels(outcome: Outcome, points: int, seed: int) -> int:
     """Save with more and more free pages or inodes, from none; return the number of points."""
-    begun = outcome.points
     with small_tmpfs() as tmpfs:
-        for number, _ in rounds(seed):
-            # From less than a page to many: other sizes fail at other operations.
-            scenarios = [each for each in make_scenarios(seed + number, 200 + 1300 * number % 60_000) if not each.two_writers]
-            for scenario in scenarios:
-                for inodes in (False, True):
-                    left, successes = 0, 0
-                    while successes < 2 and outcome.points - begun < points:
-                        where = f"{scenario.name}, {left} {'inodes' if inodes else 'pages'} left, seed {seed + number}"
-                        with outcome.point(where):
-                            successes += _save_at_level(tmpfs, scenario, left, inodes=inodes)
-                        left += 1
-            if outcome.points - begun >= points:
-                return points
-    raise AssertionError("rounds do not end")
+
+        def save(scenario: Scenario, inodes: int, left: int) -> bool:
+            return _save_at_level(tmpfs, scenario, left, inodes=bool(inodes))
+
+        # From less than a page to many: other sizes fail at other operations.
+        _raise_levels(outcome, points, seed, 60_000, {"pages left": 0, "inodes left": 1}, save)
+    return points
+
+
+def _raise_levels(
+    outcome: Outcome, points: int, seed: int, most: int, kinds: dict[str, int], save: Callable[[Scenario, int, int], bool]
+) -> None:
+    """Call `save` with each scenario, kind and level, from level 0 until it has succeeded twice; for so many points."""
+    end = outcome.points + points
+    for number, _ in rounds(outcome, end, seed):
+        for scenario in make_scenarios(seed + number, 200 + 1300 * number % most, two_writers=False):
+            for what, kind in kinds.items():
+                level, successes = 0, 0
+                while successes < 2 and outcome.points < end:
+                    with outcome.point(f"{scenario.name}, level {level} of {what}, seed {seed + number}"):
+                        successes += save(scenario, kind, level)
+                    level += 1
 
 
 def _save_at_level(tmpfs: SmallTmpfs, scenario: Scenario, left: int, *, inodes: bool) -> bool:
     """Make one attempt; return whether it succeeded."""
     tmpfs.limit_inodes(None)
-    for each in tmpfs.path.iterdir():
-        if each.is_dir():
-            shutil.rmtree(each)
-        else:
-            each.unlink()
+    empty(tmpfs.path)
     path = tmpfs.path / "ckpt"
     prepare(scenario, path)
     if inodes:
@@ -353,21 +345,10 @@ def _save_at_level(tmpfs: SmallTmpfs, scenario: Scenario, left: int, *, inodes: 
 
 def limits(outcome: Outcome, points: int, seed: int) -> int:
     """Save with limits to open files or to the size of a file; return the number of points."""
-    begun = outcome.points
+    kinds = {"open files": resource.RLIMIT_NOFILE, "the size of a file": resource.RLIMIT_FSIZE}
     with scratch() as root:
-        for number, _ in rounds(seed):
-            scenarios = [each for each in make_scenarios(seed + number, 200 + 1300 * number) if not each.two_writers]
-            for scenario in scenarios:
-                for kind, step in ((resource.RLIMIT_NOFILE, 1), (resource.RLIMIT_FSIZE, 61)):
-                    level, successes = 0, 0
-                    while successes < 2 and outcome.points - begun < points:
-                        where = f"{scenario.name}, limit {kind} at {level * step}, seed {seed + number}"
-                        with outcome.point(where):
-                            successes += _save_with_limit(root, scenario, kind, level * step)
-                        level += 1
-            if outcome.points - begun >= points:
-                return points
-    raise AssertionError("rounds do not end")
+        _raise_levels(outcome, points, seed, sys.maxsize, kinds, functools.partial(_save_with_limit, root))
+    return points
 
 
 def _save_with_limit(root: Path, scenario: Scenario, kind: int, level: int) -> bool:
@@ -375,7 +356,7 @@ def _save_with_limit(root: Path, scenario: Scenario, kind: int, level: int) -> b
     shutil.rmtree(path, ignore_errors=True)
     prepare(scenario, path)
     original = resource.getrlimit(kind)
-    limit = _limit_leaving(level) if kind == resource.RLIMIT_NOFILE else level
+    limit = _limit_leaving(level) if kind == resource.RLIMIT_NOFILE else 61 * level
     # Around the whole attempt, which also opens a file to list the open ones.
     resource.setrlimit(kind, (limit, original[1]))
     try:

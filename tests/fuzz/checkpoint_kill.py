@@ -28,8 +28,6 @@ from tests.fuzz._checkpoint_harness import (
     materialise,
     pick,
     rounds,
-    scratch,
-    snapshot,
 )
 from tests.fuzz._checkpoint_scenarios import (
     Scenario,
@@ -38,9 +36,10 @@ from tests.fuzz._checkpoint_scenarios import (
     directory,
     make_save,
     make_scenarios,
-    prepare,
+    prepared,
     run_writer,
 )
+from tests.fuzz._harness import scratch
 
 Point = tuple[int, int]
 """The number of an operation, and how many bytes of it are written."""
@@ -64,26 +63,20 @@ def kill(points: int, seed: int) -> Outcome:
     """Kill so many writers."""
     outcome = Outcome("killed at any byte")
     with scratch() as root:
-        for number, rng in rounds(seed):
-            left = points - outcome.points
-            if left <= 0:
-                return outcome
-            scenarios = make_scenarios(seed + number, 560 + 64 * number)
-            work = root / "work"
+        work = root / "work"
+        for number, rng in rounds(outcome, points, seed):
             plans: list[tuple[Scenario, Tree, list[Point], list[Point]]] = []
-            for scenario in scenarios:
-                materialise({}, work)
-                prepare(scenario, work / "ckpt")
-                tree = snapshot(work)
+            for scenario in make_scenarios(seed + number, 560 + 64 * number):
+                tree = prepared(scenario, work)
                 plans.append((scenario, tree, *points_of(scenario, tree, work)))
             groups: Sequence[list[tuple[Scenario, Tree, Point]]] = (
                 [(scenario, tree, point) for scenario, tree, whole, _ in plans for point in whole],
                 [(scenario, tree, point) for scenario, tree, _, inside in plans for point in inside],
             )
-            for scenario, tree, point in pick(left, groups, rng):
+            for scenario, tree, point in pick(points - outcome.points, groups, rng):
                 with outcome.point(f"{scenario.name}, operation {point[0]}, byte {point[1]}, seed {seed + number}"):
                     _kill_writer(scenario, tree, point, work, later=point[1] % 4 == 0)
-    raise AssertionError("rounds do not end")
+    return outcome
 
 
 def _kill_writer(scenario: Scenario, tree: Tree, point: Point, root: Path, *, later: bool) -> None:

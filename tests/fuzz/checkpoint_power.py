@@ -23,8 +23,9 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz._checkpoint_harness import Counting, Outcome, Seam, ViolationError, command, fork, pick, rounds, scratch
+from tests.fuzz._checkpoint_harness import Counting, Outcome, Seam, ViolationError, command, empty, fork, pick, rounds
 from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepare, run_writer
+from tests.fuzz._harness import scratch
 from tests.support.needs import MissingError, program
 
 SHUTDOWN = 0x8004587D
@@ -145,21 +146,16 @@ def power(points: int, seed: int) -> Outcome:
     outcome = Outcome("power cuts")
     lost = 0
     with volume() as there:
-        for number, rng in rounds(seed):
-            left = points - outcome.points
-            if left <= 0:
-                break
+        for number, rng in rounds(outcome, points, seed):
             cuts: list[tuple[Scenario, int, bool]] = []
-            for scenario in make_scenarios(seed + number, 600 + 3000 * number):
-                if scenario.two_writers:
-                    continue
+            for scenario in make_scenarios(seed + number, 600 + 3000 * number, two_writers=False):
                 counting = Counting()
                 prepare(scenario, there.path / "run")
                 run_writer(scenario, there.path / "run", counting, lambda _: None)
                 shutil.rmtree(there.path / "run")
                 operations = [*range(len(counting.done)), -1]  # -1: after the last operation
                 cuts += [(scenario, at, first) for at in operations for first in (False, True)]
-            for scenario, at, first in pick(left, [cuts], rng):
+            for scenario, at, first in pick(points - outcome.points, [cuts], rng):
                 where = f"{scenario.name}, before operation {at}, journal {'first' if first else 'lost'}, seed {seed + number}"
                 with outcome.point(where):
                     lost += _cut_power(there, scenario, at, first)
@@ -191,11 +187,7 @@ def _cut_power(there: Volume, scenario: Scenario, at: int, journal_first: bool) 
             canary = there.path / "canary"
             return not canary.exists() or canary.read_bytes() != b"not synced"
         finally:
-            for each in there.path.iterdir():
-                if each.is_dir():
-                    shutil.rmtree(each)
-                else:
-                    each.unlink()
+            empty(there.path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.fuzz._checkpoint_harness import Outcome, Tree, ViolationError, command, materialise, rounds, scratch, snapshot
-from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepare, run_writer
+from tests.fuzz._checkpoint_harness import Outcome, Tree, ViolationError, command, materialise, rounds
+from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, make_scenarios, prepared, run_writer
+from tests.fuzz._harness import scratch
 from tests.fuzz._strace import CALLS, check_supported, paths_of, traced
 
 
@@ -26,17 +27,11 @@ def strace(points: int, seed: int) -> Outcome:
     seen: set[str] = set()
     with scratch() as root:
         work = root / "work"
-        for number, rng in rounds(seed):
-            if outcome.points >= points:
-                break
-            # Each chunk of a large array is a write.
-            scenarios = [each for each in make_scenarios(seed + number, 600 + 700_000 * number) if not each.two_writers]
+        for number, rng in rounds(outcome, points, seed):
             plans: list[tuple[Scenario, Tree, list[str], str]] = []
-            for scenario in scenarios:
-                materialise({}, work)
-                prepare(scenario, work / "ckpt")
-                tree = snapshot(work)
-                paths = paths_of(scenario, work)
+            # Each chunk of a large array is a write.
+            for scenario in make_scenarios(seed + number, 600 + 700_000 * number, two_writers=False):
+                tree, paths = prepared(scenario, work), paths_of(scenario, work)
                 plans += [(scenario, tree, paths, call) for call in CALLS]
             rng.shuffle(plans)
             for scenario, tree, paths, call in plans:

@@ -26,8 +26,9 @@ from typing import Any
 from aiohooks.checkpoint import Restored
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from aiohooks.errors import CheckpointBusyError
-from tests.fuzz._checkpoint_harness import Outcome, Seam, ViolationError, command, fork, scratch
+from tests.fuzz._checkpoint_harness import Outcome, Seam, ViolationError, command, fork
 from tests.fuzz._checkpoint_scenarios import check_restored, directory, make_save
+from tests.fuzz._harness import scratch
 
 _WRITERS = 2
 _MOST_OPERATIONS = 150

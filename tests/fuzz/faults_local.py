@@ -19,7 +19,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from typing import Any
 
 from aiohooks.stores.local import _files, _lock, _notify
 from tests.conformance.report import installed_loops, loop_factory
+from tests.fuzz._harness import scratch
 from tests.fuzz._local_workers import StuckError, WorkerProcess
 
 CALLS = 200
@@ -232,19 +232,14 @@ class Outcome:
     secs: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    @property
-    def good(self) -> bool:
-        """Whether nothing was stuck, lost, doubled or left over."""
-        return not self.problems
-
 
 def run_trials(count: int, seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> Outcome:
     """Run `count` trials, one kind after the other."""
     outcome = Outcome()
     for number in range(count):
         kind = kinds[number % len(kinds)]
-        with tempfile.TemporaryDirectory(dir=_fast_directory()) as name:
-            trial = Trial(Path(name), f"trial {number}", random.Random(f"{seed} {number}"))
+        with scratch() as directory:
+            trial = Trial(directory, f"trial {number}", random.Random(f"{seed} {number}"))
             try:
                 status = FAULTS[kind](trial)
                 trial.close()
@@ -259,10 +254,6 @@ def run_trials(count: int, seed: int, kinds: Sequence[str] = tuple(FAULTS)) -> O
         outcome.statuses[kind, status] += 1
         outcome.secs += trial.secs
     return outcome
-
-
-def _fast_directory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) and sys.platform == "linux" else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -283,8 +274,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"from a chief's death to its notification: median {ms[len(ms) // 2]:.2f} ms, maximum {ms[-1]:.2f} ms, of {len(ms)}"
         )
     print(*outcome.problems, sep="\n")
-    print(f"{options.count} faults in {time.monotonic() - began:.0f} s: {'all good' if outcome.good else 'NOT GOOD'}")
-    return 0 if outcome.good else 1
+    print(f"{options.count} faults in {time.monotonic() - began:.0f} s: {'NOT GOOD' if outcome.problems else 'all good'}")
+    return int(bool(outcome.problems))
 
 
 if __name__ == "__main__":

@@ -30,32 +30,6 @@ from tests.fuzz._local_workers import WorkerProcess
 from tests.fuzz.faults_local import check_nothing_left
 from tests.support.waiting import HANG_SECS
 
-TIMES = 5_000
-WAITS = 250
-
-
-def parallel_advances(directory: Path) -> None:
-    """Four processes that advance at the same time lose nothing and count nothing twice."""
-    workers = [WorkerProcess(directory, "run") for _ in range(4)]
-    commands = [worker.start("advance_together", callers=5, times=TIMES // 5) for worker in workers]
-    for worker, command in zip(workers, commands, strict=True):
-        assert worker.result(command, 120)["result"] == TIMES
-    assert workers[0].call("value")["result"] == 4 * TIMES
-    _end(workers)
-
-
-def many_waiters(directory: Path) -> None:
-    """A thousand waiters in four processes, at many steps, are all woken by the steps of a fifth process."""
-    workers = [WorkerProcess(directory, "run") for _ in range(4)]
-    waits = [(worker, step, worker.start("wait", step=step)) for worker in workers for step in range(1, WAITS + 1)]
-    for worker in workers:
-        assert worker.call("parked")["result"] == WAITS
-    advancer = WorkerProcess(directory, "run")
-    advancer.call("advance", times=WAITS)
-    for worker, step, command in waits:
-        assert worker.result(command)["result"] >= step
-    _end([*workers, advancer])
-
 
 def fork_with_a_store(directory: Path) -> None:
     """A store inherited by a forked child does not work there, and the child does not hide the parent's death."""
@@ -200,15 +174,7 @@ def _line(fd: int) -> str:
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     each.__name__: each
-    for each in (
-        parallel_advances,
-        many_waiters,
-        fork_with_a_store,
-        spawned_by_url,
-        closing_with_the_lock_taken,
-        killed_as_another_closes,
-        without_inotify,
-    )
+    for each in (fork_with_a_store, spawned_by_url, closing_with_the_lock_taken, killed_as_another_closes, without_inotify)
 }
 
 

@@ -15,13 +15,13 @@ import dataclasses
 import gc
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from aiohooks.stores.local import LocalStepStore
 from tests.conformance.report import LOOPS, loop_factory
+from tests.fuzz._harness import scratch
 from tests.fuzz._local_workers import Worker, WorkerProcess
 from tests.fuzz.faults_local import check_nothing_left
 
@@ -102,8 +102,7 @@ def soak(count: int, loop: str = LOOPS[0]) -> list[str]:
     """Return what has grown."""
     rounds = max(SAMPLES, count // PROCESSES)
     grown: list[str] = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
-        directory = Path(name)
+    with scratch() as directory:
         workers = [WorkerProcess(directory, "run", loop=loop_factory(loop), worker=SoakWorker) for _ in range(PROCESSES)]
         for worker in workers:
             worker.call("value")

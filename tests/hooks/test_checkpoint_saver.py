@@ -345,34 +345,6 @@ async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplo
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"every": 10}, "every is 10"),
-        ({"metrics": ["loss"]}, "metrics is ['loss']"),
-        ({"on_busy": "drop"}, 'on_busy is \'drop\'; give "wait" or "skip"'),
-        ({"on_save_error": "ignore"}, "on_save_error is 'ignore'"),
-        ({"on_save_error": 0}, "on_save_error is 0"),
-        ({"on_save_error": True}, "on_save_error is True"),
-        ({"listeners": [Listener]}, "a listener"),
-        ({"keep": 5}, "keep is 5; give a policy of aiohooks.checkpoint"),
-        ({"min_free_bytes": -1}, "min_free_bytes is -1"),
-        ({"saver": 7}, "checkpoint_dir is 7"),
-        ({"saver": ""}, "checkpoint_dir is ''"),
-        (
-            {"saver": "s3://bucket/run"},
-            "checkpoint_dir is 's3://bucket/run'; give the path of a directory; the URL is for `mirror=`",
-        ),
-        ({"saver": "~/run"}, "checkpoint_dir is '~/run'; give os.path.expanduser('~/run')"),
-    ],
-    ids=repr,
-)
-async def test_invalid_arguments_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    """When the hook is made, with the value and what to give."""
-    with refused(ah.errors.InvalidArgumentError, says):
-        saving(**{"saver": tmp_path, **options})
-
-
 async def test_hooks_are_saved_after_their_after_run(tmp_path: Path) -> None:
     """The state of a hook is taken after its `after_run`, wherever the saver is in the list."""
     counter, asking = Counter(), RequestingHook("total")

@@ -288,36 +288,25 @@ async def test_cancelled_while_it_writes(tmp_path: Path, background: bool) -> No
     assert (await ah.Saver(tmp_path, read_only=True).verify())[0][1] is None
 
 
-async def test_cancelled_while_it_writes_on_a_full_disk(tmp_path: Path) -> None:
-    """If the write fails after the cancellation, nothing of it is left, and the cancellation is raised."""
-    disk = Disk(held=True, full=True)
+@pytest.mark.parametrize(("full", "times", "steps"), [(True, 1, []), (False, 20, [0, 1])], ids=["full disk", "repeatedly"])
+async def test_cancelled_at_the_end_while_it_writes(tmp_path: Path, full: bool, times: int, steps: list[int]) -> None:
+    """However often the caller is cancelled it waits for the write; if that fails, nothing of it is left."""
+    disk = Disk(held=True, full=full)
     saver = saver_over(disk, tmp_path)
-    hook = saving(saver)
+    hook = saving(saver, save_on_error=not full)
     task = asyncio.create_task(train(array_graph(), [hook]))
     await disk.wait_reached()
-    task.cancel()
-    await ticks(20)
-    disk.free.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await saver.aclose()
-    assert (names(tmp_path), hook.saved, hook.failed) == ([], 0, 1)
-
-
-async def test_cancelled_repeatedly(tmp_path: Path) -> None:
-    """However often the caller is cancelled at the end, it waits for the write."""
-    disk = Disk(held=True)
-    saver = saver_over(disk, tmp_path)
-    task = asyncio.create_task(train(array_graph(), [saving(saver, save_on_error=True)], 1))
-    await disk.wait_reached()
-    for _ in range(20):
+    for _ in range(times):
         task.cancel()
         await ticks(2)
+    await ticks(20)
+    assert not task.done()
     disk.free.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     await saver.aclose()
-    assert await on_disk(tmp_path) == [0, 1]
+    assert (await on_disk(tmp_path), hook.failed) == (steps, int(full))
+    assert len(names(tmp_path)) == len(steps)
 
 
 async def test_the_write_of_a_lost_session_finishes_first(tmp_path: Path) -> None:

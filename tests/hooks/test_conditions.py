@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio import overlap
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import ManualClock
 from tests.support.sessions import counting_graph
@@ -55,6 +56,7 @@ async def test_no_task_is_made_between_saves(tmp_path: Path, monkeypatch: pytest
     async with ah.AsyncMonitoredSession(counting_graph(), seldom_waiting(tmp_path, io.StringIO())) as session:
         await session.run("train")
         monkeypatch.setattr(asyncio, "Task", CountedTask)
+        monkeypatch.setattr(overlap, "make_task", CountedTask)
         asyncio.get_running_loop().set_task_factory(lambda loop, coro, **options: CountedTask(coro, loop=loop, **options))
         try:
             while not session.should_stop():

@@ -1,10 +1,11 @@
-"""Every built-in hook passes the conformance suite of hooks, with a step or a graph that has what it asks for."""
+"""Every built-in hook passes the conformance suite of hooks; what else holds for several of them in the same way."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,7 @@ from aiohooks.adapters.opentelemetry import OpenTelemetryHook
 from aiohooks.adapters.prometheus import PrometheusHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.testing import RecordingHook, check_hook, hook_checks
-
-# The loops differ in what the checks of the library itself are about.
-pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+from tests.support.extras import hide
 
 EVERY_RUN = ah.Every(steps=1)
 
@@ -73,6 +72,8 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
 }
 
 
+# The loops differ in what the checks of the library itself are about.
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 @pytest.mark.parametrize("check", hook_checks())
 @pytest.mark.parametrize("name", HOOKS)
 async def test_it_passes(name: str, check: str, tmp_path: Path) -> None:
@@ -82,3 +83,37 @@ async def test_it_passes(name: str, check: str, tmp_path: Path) -> None:
         return HOOKS[name](Path(tempfile.mkdtemp(dir=tmp_path)))
 
     await check_hook(make, check)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: ah.EarlyStoppingHook("loss", patience=1, name=name),
+        lambda name: EvaluatorHook(evaluate, every=EVERY_RUN, name=name),
+        lambda name: ah.StopAtTimeHook(secs=1, name=name),
+    ],
+)
+def test_its_state_may_be_named(make: Callable[[str | None], Any]) -> None:
+    """Several hooks of a class in one session have names, which distinguish their states."""
+    assert [make(name).name for name in (None, "mine")] == ["", "mine"]
+
+
+PACKAGES: list[tuple[str, str, str, Callable[[], object]]] = [
+    ("matplotlib", "_plot", "matplotlib", lambda: ah.HistoryHook(["loss"], plot="run.png")),
+    ("pyinstrument", "_pyinstrument", "pyinstrument", lambda: ah.ProfilerHook("profiles", backend="pyinstrument")),
+    ("rich", "_rich", "rich", lambda: ah.ProgressHook(display="rich")),
+    ("tensorboardX", "_tensorboard", "tensorboard", lambda: ah.SummarySaverHook("runs", ["loss"])),
+]
+
+
+@pytest.mark.parametrize(("package", "module", "extra", "make"), PACKAGES)
+def test_without_its_package_it_says_what_to_install(
+    package: str, module: str, extra: str, make: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the hook is made, and not in the middle of the run; what needs no package can be made."""
+    hide(monkeypatch, package, f"aiohooks.hooks.{module}")
+    with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
+        make()
+    ah.HistoryHook(["loss"])
+    ah.ProfilerHook("profiles")
+    ah.ProgressHook()

@@ -307,36 +307,12 @@ async def test_results_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "says"),
-    [
-        ({"eval_fn": 5}, ah.errors.InvalidArgumentError, "eval_fn is 5; give a function"),
-        (
-            {"eval_fn": lambda evaluation: 1},
-            ah.errors.InvalidHookError,
-            "not a coroutine function; write it as `async def`, or give",
-        ),
-        ({"thread": True}, ah.errors.InvalidHookError, "cannot run in a thread; leave out thread=True"),
-        ({"every": 5}, ah.errors.InvalidArgumentError, "every is 5; give an Every"),
-        ({"mode": "process"}, ah.errors.InvalidArgumentError, 'mode is \'process\'; give "inline" or "background"'),
-        ({"timeout_secs": 0}, ah.errors.InvalidArgumentError, "timeout_secs is 0; give seconds, above 0"),
-        ({"max_pending": 0}, ah.errors.InvalidArgumentError, "max_pending is 0; give a whole number, 1 or more"),
-        ({"max_results": True}, ah.errors.InvalidArgumentError, "max_results is True; give a whole number"),
-        ({"snapshot": 5}, ah.errors.InvalidArgumentError, "snapshot is 5; give a function"),
-        ({"on_result": 5}, ah.errors.InvalidArgumentError, "on_result is 5; give a function"),
-        ({"on_result": [print, 5]}, ah.errors.InvalidArgumentError, "on_result is 5; give a function"),
-    ],
-)
-def test_invalid_arguments(options: dict[str, Any], error: Any, says: str) -> None:
-    """Invalid arguments are refused when the hook is created."""
-    with refused(error, says):
-        EvaluatorHook(**{"eval_fn": total, "every": ah.Every(steps=1), **options})
-
-
-def test_names_of_several_hooks() -> None:
-    """Several hooks in one session have names, which distinguish their states."""
-    hooks = [EvaluatorHook(total, every=ah.Every(steps=1), name=name) for name in (None, "mine")]
-    assert [hook.name for hook in hooks] == ["", "mine"]
+def test_a_function_of_the_other_kind_is_refused() -> None:
+    """A plain function is for a thread, and a coroutine function is not."""
+    with refused(ah.errors.InvalidHookError, "not a coroutine function; write it as `async def`, or give"):
+        EvaluatorHook(lambda evaluation: 1, every=ah.Every(steps=1))
+    with refused(ah.errors.InvalidHookError, "cannot run in a thread; leave out thread=True"):
+        EvaluatorHook(total, every=ah.Every(steps=1), thread=True)
 
 
 def test_repr() -> None:

@@ -14,7 +14,7 @@ from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, failing, results_of, total
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -62,19 +62,9 @@ async def test_an_active_evaluation_is_repeated_after_a_recovery() -> None:
 
 async def test_evaluations_of_lost_steps_are_dropped() -> None:
     """Evaluations of lost steps are dropped, and due again when these steps are repeated."""
-    steps, gate = ah.MemoryStepStore(), GatedEvaluation()
+    gate = GatedEvaluation()
     hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
-
-    class Creator:
-        graph = counting_graph()
-
-        async def create_session(self) -> ah.Session:
-            if steps.latest.step:
-                await steps.reset(3)
-            return ah.Session(self.graph, global_step=steps)
-
-    lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=NO_BACKOFF) as session:
+    async with going_back(hook, at=6, to=3) as session:
         for _ in range(6):
             await session.run("train")
         assert hook.pending == (2, 4)

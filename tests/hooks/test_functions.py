@@ -10,9 +10,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.functions import LambdaHook, hook
 from aiohooks.session.hook import HOOK_METHODS
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
 
 ARGUMENTS = (0, 2, 1, 2, 1, 1)
 
@@ -120,22 +120,9 @@ async def test_every_by_seconds() -> None:
 
 async def test_steps_after_a_recovery_are_due_again() -> None:
     """After a recovery that moved the step back, the repeated runs count again."""
-    steps, seen = ah.MemoryStepStore(), list[int]()
+    seen: list[int] = []
     note = LambdaHook(after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2))
-    lost = FaultInjectionHook({("before_run", 5): ah.AbortedError("lost")})
-
-    async def back() -> None:
-        if steps.latest.step == 4:
-            await steps.reset(1)
-
-    class Creator:
-        graph = counting_graph()
-
-        async def create_session(self) -> ah.Session:
-            await back()
-            return ah.Session(self.graph, global_step=steps)
-
-    async with ah.AsyncMonitoredSession(Creator(), [note, lost], recovery=NO_BACKOFF) as session:
+    async with going_back(note, at=5, to=1) as session:
         for _ in range(7):
             await session.run("train")
     assert seen == [2, 4, 2, 4]
@@ -163,23 +150,6 @@ def test_an_unknown_method_is_refused() -> None:
         hook("beginn")
     with refused(ah.errors.InvalidHookError, "give the name of a method"):
         hook(print)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({}, "no function was given"),
-        ({"end": 5}, "end is 5; give a function"),
-        ({"end": print, "every": ah.Every(steps=1)}, "neither before_run nor after_run"),
-        ({"after_run": print, "every": 5}, "every is 5; give an Every"),
-        ({"end": print, "fetches": "loss"}, "goes with after_run and without before_run"),
-        ({"after_run": print, "before_run": print, "fetches": "loss"}, "goes with after_run and without before_run"),
-    ],
-)
-def test_contradictory_options_are_refused(options: dict[str, Any], says: str) -> None:
-    """Functions that would never be called and contradictory options are refused."""
-    with refused(ah.errors.InvalidArgumentError, says):
-        LambdaHook(**options)
 
 
 def test_a_coroutine_in_place_of_a_function_is_refused() -> None:

@@ -16,10 +16,8 @@ import aiohooks as ah
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from aiohooks.testing import FaultInjectionHook
-from tests.support.checks import refused
-from tests.support.extras import hide
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, train
+from tests.support.sessions import counting_graph, going_back, train
 
 
 async def test_numbers_by_step() -> None:
@@ -90,32 +88,11 @@ async def test_tags_may_change_between_checkpoints() -> None:
 
 async def test_a_recovery_that_moves_the_step_back() -> None:
     """Steps that a recovery repeats are there once."""
-    steps = ah.MemoryStepStore()
-
-    async def back() -> None:
-        await steps.reset(2)
-        raise ah.AbortedError("lost")
-
     hook = HistoryHook(["loss"])
-    hooks = [hook, FaultInjectionHook({("before_run", 5): back})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=steps, recovery=NO_BACKOFF) as session:
+    async with going_back(hook, at=5, to=2) as session:
         for _ in range(6):
             await session.run("train")
     assert hook.steps == [1, 2, 3, 4]
-
-
-def test_invalid_arguments() -> None:
-    """Arguments with which nothing could be kept are refused."""
-    with refused(ah.errors.InvalidArgumentError, "values is empty"):
-        HistoryHook([])
-    with refused(ah.errors.InvalidArgumentError, "values is 3"):
-        HistoryHook(3)  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidArgumentError, "max_length is 1"):
-        HistoryHook(["loss"], max_length=1)
-    with refused(ah.errors.InvalidArgumentError, "on_full is 'stop'"):
-        HistoryHook(["loss"], on_full="stop")  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidArgumentError, "every is None"):
-        HistoryHook(["loss"], every=None)  # type: ignore[arg-type]
 
 
 # -- the plot
@@ -161,14 +138,6 @@ async def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"run\.png"):
         await train(HistoryHook(["loss"], plot=tmp_path / "run.png"), runs=1)
     assert os.listdir(tmp_path) == ["run.png"]
-
-
-def test_without_matplotlib_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised when the hook is created and not at the end of the run; without a plot nothing is needed."""
-    hide(monkeypatch, "matplotlib", "aiohooks.hooks._plot")
-    HistoryHook(["loss"])
-    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[matplotlib\]'"):
-        HistoryHook(["loss"], plot=tmp_path / "run.png")
 
 
 @draws

@@ -16,8 +16,6 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.checks import refused
-from tests.support.extras import hide
 from tests.support.sessions import NO_BACKOFF, counting_graph
 
 
@@ -182,25 +180,3 @@ async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         await run([ProfilerHook(tmp_path, every=ah.Every(steps=2))], 3)
     assert files(tmp_path) == ["profile-2.pstats"]
     assert not active()
-
-
-def test_invalid_arguments(tmp_path: Path) -> None:
-    """Arguments with which nothing could be profiled are refused."""
-    with refused(ah.errors.InvalidArgumentError, "every is None"):
-        ProfilerHook(tmp_path, every=None)  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidArgumentError, "window_steps is 0"):
-        ProfilerHook(tmp_path, window_steps=0)
-    with refused(ah.errors.InvalidArgumentError, "max_captures is 1.5"):
-        ProfilerHook(tmp_path, max_captures=1.5)  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidArgumentError, "backend is 'yappi'", '"cprofile"'):
-        ProfilerHook(tmp_path, backend="yappi")  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidArgumentError, "output_dir is None"):
-        ProfilerHook(None)  # type: ignore[arg-type]
-
-
-def test_without_pyinstrument_the_constructor_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is raised when the hook is created; the standard library's backend needs nothing."""
-    hide(monkeypatch, "pyinstrument", "aiohooks.hooks._pyinstrument")
-    ProfilerHook(tmp_path)
-    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[pyinstrument\]'"):
-        ProfilerHook(tmp_path, backend="pyinstrument")

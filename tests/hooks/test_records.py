@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import enum
 import json
-import logging
 import math
 import os
 from collections.abc import Callable
@@ -165,38 +164,6 @@ def test_a_failed_write_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     assert steps(path) == [1, 3]
 
 
-@pytest.mark.parametrize("policy", ["raise", "log"])
-async def test_a_failed_write_surfaces_or_is_logged(tmp_path: Path, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk ends the run by the next step, or is logged and counted; the earlier lines stay."""
-    path = tmp_path / "run.jsonl"
-    hook = JSONLinesHook(path, ["loss"], on_write_error=policy)
-
-    class Fills(ah.SessionRunHook):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-            writer, file = hook._writer, hook._file
-            assert writer is not None
-            assert file is not None
-            while writer.pending_count():
-                await writer.wait_for_batch()
-            if run_context.global_step == 1:
-                file._file = Full(file._file, 5)  # type: ignore[assignment]
-
-    ran = 0
-    try:
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, Fills()]) as session:
-            for _ in range(4):
-                await session.run("train")
-                ran += 1
-    except OSError:
-        assert policy == "raise"
-        assert ran == 2
-        assert steps(path) == [1]
-    else:
-        assert policy == "log"
-        assert steps(path) == [1, 3, 4]
-        assert [record.levelno for record in caplog.records] == [logging.ERROR, logging.WARNING]
-
-
 async def test_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `fsync` the file is synced after each write; without it at the end."""
     synced: list[int] = []
@@ -207,34 +174,6 @@ async def test_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced.clear()
     await run(JSONLinesHook(tmp_path / "b.jsonl", ["loss"]), 3)
     assert len(synced) == 1
-
-
-@both
-def test_invalid_arguments(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """Arguments with which nothing could be written, and reserved names, are refused."""
-    with refused(ah.errors.InvalidArgumentError, "nothing to write"):
-        make(tmp_path / "run")
-    with refused(ah.errors.InvalidArgumentError, "tag 'step'", "another name"):
-        make(tmp_path / "run", {"step": "loss"})
-    with refused(ah.errors.InvalidArgumentError, "path is 3"):
-        make(3, ["loss"])
-    with refused(ah.errors.InvalidArgumentError, "every is 'often'"):
-        make(tmp_path / "run", ["loss"], every="often")
-    with refused(ah.errors.InvalidArgumentError, "max_queue is True"):
-        make(tmp_path / "run", ["loss"], max_queue=True)
-
-
-@pytest.mark.parametrize("columns", ["loss", [], ["loss", "loss"], ["time", "loss"], [1], 3], ids=repr)
-def test_invalid_columns(tmp_path: Path, columns: Any) -> None:
-    """Columns are a list of different names, without the two reserved ones."""
-    with refused(ah.errors.InvalidArgumentError, f"columns is {columns!r}"):
-        CSVHook(tmp_path / "run.csv", ["loss"], columns=columns)
-
-
-def test_values_must_be_among_the_columns(tmp_path: Path) -> None:
-    """A value without a column is refused when the hook is created."""
-    with refused(ah.errors.InvalidArgumentError, "['loss']", "columns ['total'] has not"):
-        CSVHook(tmp_path / "run.csv", ["loss"], columns=["total"])
 
 
 @both

@@ -11,10 +11,9 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.records import CSVFormat, CSVHook, JSONLinesFormat, JSONLinesHook, Record, RecordFile
-from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.record_files import Hook, aside_of, both, file_of, run, steps, without_time
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import counting_graph, going_back
 
 
 @both
@@ -75,14 +74,7 @@ async def test_a_torn_header_is_repaired(tmp_path: Path) -> None:
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path, make: Callable[..., Hook]) -> None:
     """Lines of steps that a recovery repeats are there once, with the repeated values."""
     path = file_of(make, tmp_path)
-    store = ah.MemoryStepStore()
-
-    async def back() -> None:
-        await store.reset(2)
-        raise ah.AbortedError("lost")
-
-    hooks = [make(path, ["loss", "total"]), FaultInjectionHook({("before_run", 5): back})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF) as session:
+    async with going_back(make(path, ["loss", "total"]), at=5, to=2) as session:
         for _ in range(6):
             await session.run("train")
     assert steps(path) == [1, 2, 3, 4]

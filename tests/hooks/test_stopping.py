@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -200,35 +199,10 @@ async def test_one_hook_in_two_sessions() -> None:
         assert clock.pending == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({}, "give one of them"),
-        ({"secs": 1, "deadline": 1}, "give one of them"),
-        ({"secs": -1}, "secs is -1; give seconds"),
-        ({"secs": 1, "margin_secs": math.nan}, "margin_secs is nan; give seconds"),
-        ({"secs": 1, "wall_time": 5}, "wall_time is 5; give a function"),
-        ({"deadline": 1, "keep_elapsed": True}, "keep_elapsed is for secs="),
-        ({"deadline": math.inf}, "deadline is inf; give a datetime"),
-        ({"deadline": "noon"}, "deadline is 'noon'; give a datetime"),
-        ({"deadline": NOON.replace(tzinfo=None)}, "has no time zone"),
-    ],
-)
-def test_invalid_arguments(options: dict[str, Any], says: str) -> None:
-    """Invalid arguments are refused when the hook is created."""
-    with refused(ah.errors.InvalidArgumentError, says):
-        StopAtTimeHook(**options)
-
-
 def test_an_invalid_state_is_refused() -> None:
     """The state of another hook is refused, with a message that says what is wrong."""
     with refused(ah.errors.InvalidArgumentError, "elapsed_secs in the state", "None"):
         StopAtTimeHook(secs=1).load_state_dict({})
-
-
-def test_names_of_several_hooks() -> None:
-    """Several hooks in one session have names, which distinguish their states."""
-    assert [StopAtTimeHook(secs=1, name=name).name for name in (None, "mine")] == ["", "mine"]
 
 
 def test_repr_and_reason() -> None:

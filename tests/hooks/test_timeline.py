@@ -19,7 +19,6 @@ import aiohooks as ah
 from aiohooks._aio.clock import sleep
 from aiohooks.errors import AbortedError
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
 from tests.support.hooks import Stubborn
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double
@@ -527,9 +526,3 @@ async def test_a_slow_disk_delays_no_run(clock: ManualClock, tmp_path: Path, mon
         await until_true(lambda: len(hook.captures) == 2)
         await played(clock, session.run("loss"))
     assert [Path(path).name for path in hook.captures] == ["2.json", "8.json", "10.json"]
-
-
-def test_arguments() -> None:
-    """Windows need a file."""
-    with refused(ah.errors.InvalidArgumentError, "every is given, and path is None", "give the file to write"):
-        ah.TimelineHook(every=ah.Every(steps=2))

@@ -198,20 +198,8 @@ async def test_the_timeout_is_for_the_whole_wait() -> None:
         assert shipping.hook.waited_secs == 16
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"max_lag": -1}, "max_lag -1"), ({"max_lag": None}, "max_lag None"), ({"max_lag": 1, "timeout": 0}, "timeout is 0")],
-)
-def test_invalid_arguments(options: dict[str, Any], message: str) -> None:
-    """Invalid bounds and times are refused."""
-    with pytest.raises(ah.errors.InvalidArgumentError, match=message):
-        VersionGateHook(ah.MemoryStepStore(), **options)
-
-
-async def test_invalid_stores() -> None:
-    """The session's own step, never ahead of itself, is refused, and so is what is not a store."""
-    with pytest.raises(ah.errors.InvalidArgumentError, match="give a StepStore"):
-        VersionGateHook(7, max_lag=1)  # type: ignore[arg-type]
+async def test_the_sessions_own_step_is_refused() -> None:
+    """It is never ahead of itself."""
     steps = ah.MemoryStepStore()
 
     async def ship() -> dict[str, int]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import threading
 from collections.abc import Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
-from anyio import to_thread
 
 from aiohooks.errors import InvalidArgumentError, PublisherFailedError, StoreClosedError, WrongLoopError
 from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
@@ -165,6 +163,8 @@ def test_other_loop_is_refused_before_any_effect() -> None:
             store.fail(ValueError())
 
     asyncio.run(use())
+    with pytest.raises(WrongLoopError):  # where none is running
+        result_without_suspending(store.advance())
     assert store.latest == Position(1, 1)
     with pytest.raises(WrongLoopError, match=r"event loop of .* is closed: make a new store"):
         store.advance_threadsafe()
@@ -182,47 +182,6 @@ def test_without_a_loop_only_reading_is_allowed() -> None:
     with pytest.raises(WrongLoopError, match="not in use in any event loop yet"):
         store.advance_threadsafe()
     assert repr(store) == "<MemoryStepStore 'default' at step 3 of epoch 1, no publisher>"
-
-
-async def test_threads_advance_through_the_loop() -> None:
-    """`advance_threadsafe` from threads counts each call once, wakes waiters, and returns the step to the thread."""
-    store = MemoryStepStore()
-    task = await parked(store.wait_for(200))
-    seen: list[int] = []
-
-    def train() -> None:
-        assert store.latest.step >= 0
-        seen.extend(store.advance_threadsafe(2).result(30) for _ in range(50))
-
-    await asyncio.gather(to_thread.run_sync(train), to_thread.run_sync(train))
-    assert await task == 200
-    assert sorted(seen) == list(range(2, 201, 2))
-
-
-async def test_other_threads_are_refused() -> None:
-    """From a thread with no loop, or with its own, a call fails before any effect."""
-    store = MemoryStepStore()
-    await store.advance()
-    errors: list[Exception] = []
-
-    def own_loop() -> None:
-        try:
-            asyncio.run(store.advance())
-        except WrongLoopError as error:
-            errors.append(error)
-
-    def no_loop() -> None:
-        try:
-            result_without_suspending(store.advance())
-        except WrongLoopError as error:
-            errors.append(error)
-
-    for target in (own_loop, no_loop):
-        thread = threading.Thread(target=target)
-        thread.start()
-        await to_thread.run_sync(thread.join)
-    assert len(errors) == 2
-    assert store.latest.step == 1
 
 
 async def test_a_thread_gets_the_error() -> None:

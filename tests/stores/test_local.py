@@ -64,13 +64,6 @@ async def test_by_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert default.directory == tmp_path / "aiohooks" / "default"
 
 
-@pytest.mark.parametrize("directory", ["", 3, b"", "local:///run"])
-def test_invalid_directories(directory: object) -> None:
-    """An argument that is not a path is refused immediately."""
-    with pytest.raises(ah.errors.InvalidArgumentError, match="give the path of a directory"):
-        LocalStepStore(directory)  # type: ignore[arg-type]
-
-
 def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
     """What is in a directory: when each file was written, and with what."""
     paths = sorted(directory.rglob("*"))

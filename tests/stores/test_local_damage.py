@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import aiohooks as ah
 from aiohooks.errors import StoreDamagedError
 from aiohooks.stores import Position
 from aiohooks.stores.local import LocalStepStore
@@ -189,23 +188,3 @@ async def test_a_damaged_run_can_be_forgotten(tmp_path: Path, name: str) -> None
     await LocalStepStore(tmp_path).forget()
     assert not directory.exists()
     assert await open_run(tmp_path) == Position(1, 0)
-
-
-async def test_a_session_does_not_recover_from_damage(tmp_path: Path) -> None:
-    """A session raises the error immediately, as trying again would find the same."""
-    tries = 0
-
-    async def step() -> None:
-        nonlocal tries
-        tries += 1
-        if tries == 3:
-            _flip(store.directory / "position")
-
-    store = LocalStepStore(tmp_path)
-    async with store:
-        with pytest.raises(StoreDamagedError) as caught:  # noqa: PT012
-            async with ah.AsyncMonitoredSession(step, global_step=store) as session:
-                while True:
-                    await session.run("step")
-    assert tries == 3
-    assert caught.value.path == str(store.directory / "position")

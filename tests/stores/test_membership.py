@@ -80,20 +80,6 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
     assert any("trainer was found dead" in message for message in caplog.messages)
 
 
-async def test_leases_are_renewed(clock: ManualClock, engine: FakeEngine) -> None:
-    """A living publisher is not taken for dead, however long it is idle."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        a.publisher("trainer")
-        await a.flush()
-        wait = asyncio.ensure_future(b.wait_for(9))
-        for _ in range(100):
-            await ticks(40)
-            clock.advance(1)
-        assert not wait.done()
-        await a.advance(9)
-        assert await wait == 9
-
-
 @pytest.mark.parametrize("data_lost", [False, True])
 @pytest.mark.parametrize("outage_secs", [3, 11, 1000])
 async def test_no_lease_runs_out_during_an_outage(

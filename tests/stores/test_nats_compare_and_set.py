@@ -6,8 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from aiohooks._aio.clock import LoopClock
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
@@ -24,7 +22,6 @@ from aiohooks.stores.nats._compare_and_set import (
     revision_key_of,
 )
 from aiohooks.testing import ManualClock
-from tests.support.run_requests import REQUESTS
 
 
 class FakeSubject:
@@ -248,24 +245,6 @@ async def test_a_state_that_is_decoded_later_is_still_checked() -> None:
         await run.update(lambda state: state.apply(write("a", 2)), 1.0)
     with pytest.raises(ForeignMessageError, match="begins with"):
         await run.refresh(1.0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), REQUESTS), max_size=25))
-def test_it_does_what_run_state_does(asked: list[tuple[bool, Request]]) -> None:
-    """Requests of two processes, one after the other, have the same answers and the same state as `RunState.apply`."""
-
-    async def check() -> None:
-        subject = FakeSubject()
-        a, b = subject.run_of("a"), subject.run_of("b")
-        model = RunState()
-        for first, request in asked:
-            assert await apply(a if first else b, request) == model.apply(request)
-            if subject.states:
-                assert subject.states[-1].dump() == model.dump()
-                assert (a.latest or NO_MESSAGE).data == subject.data
-
-    asyncio.run(check())
 
 
 def test_a_foreign_message_is_refused() -> None:

@@ -10,14 +10,7 @@ from typing import TypeVar
 import pytest
 
 from aiohooks._aio.run_scope import begin_run
-from aiohooks.errors import (
-    OutOfRangeError,
-    PublisherFailedError,
-    PublisherFinishedError,
-    StepTimeoutError,
-    StopRequestedError,
-    WrongLoopError,
-)
+from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepTimeoutError, StopRequestedError, WrongLoopError
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
 from aiohooks.stores._protocol import Member
 from aiohooks.testing.clock import ManualClock
@@ -83,21 +76,6 @@ async def test_a_block_closes_with_its_error() -> None:
 # --- no publisher is left
 
 
-async def test_before_the_first_exit_waits_continue() -> None:
-    """Without publishers, or while they are at work, waits continue: a publisher may still register."""
-    store = MemoryStepStore()
-    early = await parked(store.wait_for(2))
-    chief = store.publisher("chief")
-    late = await parked(store.wait_for(2))
-    await store.advance()
-    await ticks(3)
-    assert not early.done()
-    assert not late.done()
-    await store.advance()
-    chief.close()
-    assert await asyncio.gather(early, late) == [2, 2]
-
-
 async def test_finished_publisher_ends_waits_cleanly() -> None:
     """When the only publisher has finished, current and later waits end with a clean end that names it and its step."""
     store = MemoryStepStore(1000)
@@ -117,15 +95,6 @@ async def test_finished_publisher_ends_waits_cleanly() -> None:
     assert result_without_suspending(store.wait_for(1000)) == 1000
 
 
-@pytest.mark.parametrize("end", [OutOfRangeError(), StopAsyncIteration(), StopRequestedError()])
-async def test_leaving_with_a_clean_end_is_finishing(end: Exception) -> None:
-    """An error that ends a session cleanly is no failure of its publisher."""
-    store = MemoryStepStore()
-    store.publisher("chief").close(end)
-    with pytest.raises(PublisherFinishedError):
-        await store.wait_for(1)
-
-
 @pytest.mark.parametrize("cause", [ValueError("broken"), asyncio.CancelledError()])
 async def test_failed_publisher_ends_waits_with_its_error(cause: BaseException) -> None:
     """When the last publisher failed, each wait gets an error of its own, caused by the publisher's."""
@@ -139,36 +108,6 @@ async def test_failed_publisher_ends_waits_with_its_error(cause: BaseException) 
     assert [str(end) for end in ends] == ["chief failed at step 3, wanted 4"] * 2 + ["chief failed at step 3"]
     assert all(type(end) is PublisherFailedError and end.__cause__ is cause for end in ends)
     assert ends[0] is not ends[1]
-
-
-async def test_the_last_exit_decides() -> None:
-    """Waits end when the last publisher leaves, with how that one left, whatever the earlier ones did."""
-    store = MemoryStepStore()
-    first, second = store.publisher("first"), store.publisher("second")
-    task = await parked(store.wait_for(5))
-    first.close(ValueError("broken"))
-    await ticks(3)
-    assert not task.done()
-    assert store.statistics().publishers == ("second",)
-    await store.advance(2)
-    second.close()
-    with pytest.raises(PublisherFinishedError, match="second finished at step 2, wanted 5"):
-        await task
-
-
-async def test_waits_can_begin_again_with_a_new_publisher() -> None:
-    """After the others have left, a newly registered publisher lets later waits be parked again."""
-    store = MemoryStepStore()
-    store.publisher("first").close()
-    with pytest.raises(PublisherFinishedError):
-        await store.wait_for(1)
-    second = store.publisher("second")
-    task = await parked(store.wait_for(1))
-    await store.advance()
-    assert await task == 1
-    second.close(ValueError("broken"))
-    with pytest.raises(PublisherFailedError, match="second failed at step 1, wanted 2"):
-        await store.wait_for(2)
 
 
 async def test_a_step_that_was_reached_wins() -> None:
@@ -269,22 +208,6 @@ async def test_several_waits_of_one_publisher() -> None:
     assert (await change) is not None
     with pytest.raises(PublisherFinishedError):
         await second
-
-
-async def test_leaving_while_waiting() -> None:
-    """A wait that outlives its publisher counts as a wait without one."""
-    store = MemoryStepStore()
-    chief, worker = store.publisher("chief"), store.publisher("worker")
-    task = await wait_as(worker, store, 2)
-    worker.close()
-    await store.advance()
-    await ticks(3)
-    assert not task.done()
-    again = await wait_as(worker, store, 2)
-    assert worker.waiting == 1
-    chief.close()
-    ends = await asyncio.gather(task, again, return_exceptions=True)
-    assert [str(end) for end in ends] == ["chief finished at step 1, wanted 2"] * 2
 
 
 async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> None:

@@ -1,4 +1,4 @@
-"""The script of the Redis store against `RunState`: both get the same requests."""
+"""The script of the Redis store: changes of a state, lost keys, forgotten writers; `simulation.equality` has its answers."""
 
 from __future__ import annotations
 
@@ -7,23 +7,11 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from aiohooks.stores._protocol import Answer, Fail, Failure, Join, Leave, Member, Position, Request, Write
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.redis._script import (
-    SCRIPT,
-    FoundRun,
-    Keys,
-    parse_answer,
-    parse_read,
-    parse_recent,
-    swap_arguments,
-    write_arguments,
-)
+from aiohooks.stores.redis._script import SCRIPT, FoundRun, Keys, parse_answer, parse_read, swap_arguments, write_arguments
 from tests.support.redis_servers import KINDS
-from tests.support.run_requests import REQUESTS
 from tests.support.store_servers import running
 
 
@@ -69,19 +57,6 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         redis.Redis(port=server.port) as client,
     ):
         yield client
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(requests=st.lists(REQUESTS, max_size=25))
-def test_the_script_does_what_the_state_does(client: redis.Redis, requests: list[Request]) -> None:
-    """Each answer is the same, and so is the state after it, with the answers to the last writers."""
-    state, scripted = RunState(), Scripted(client)
-    for request in requests:
-        assert scripted.apply(request)[:3] == state.apply(request)[:3], request
-        found = scripted.read()
-        assert found.state.snapshot() == state.snapshot(), request
-        for writer, (seq, position) in parse_recent(found.recent).items():
-            assert (seq, position) <= state.answers[writer]
 
 
 def test_a_state_is_replaced_if_no_process_was_faster(client: redis.Redis) -> None:

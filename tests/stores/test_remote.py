@@ -43,42 +43,6 @@ async def test_conformance_without_its_data(check: str, connected: bool) -> None
 # --- outages
 
 
-async def test_waits_and_writes_survive_an_outage(clock: ManualClock, engine: FakeEngine) -> None:
-    """A wait and a write that an outage interrupts end when the engine is back."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        wait = asyncio.ensure_future(b.wait_for(2))
-        await a.advance()
-        engine.stop()
-        write = asyncio.ensure_future(a.advance())
-        for _ in range(20):
-            await ticks(40)
-            clock.advance(5)
-        assert not write.done()
-        assert not wait.done()
-        assert a.outage_secs is not None
-        engine.restart()
-        await ticks(40)
-        clock.advance(6)
-        assert await write == 2
-        assert await wait == 2
-        await ticks(40)
-        clock.advance(6)
-        await ticks(40)
-        assert a.outage_secs is None
-
-
-async def test_a_lost_answer_counts_once(clock: ManualClock, engine: FakeEngine) -> None:
-    """A write whose answer was lost, once or three times, is repeated and counted once."""
-    async with FakeStepStore(engine) as a:
-        for lost in (1, 3):
-            engine.answers_to_lose = lost
-            write = asyncio.ensure_future(a.advance())
-            while not write.done():
-                await ticks(40)
-                clock.advance(5)
-        assert (await a.value()).step == 2
-
-
 async def test_an_engine_that_lost_its_data_is_restored(
     clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -192,24 +156,6 @@ async def test_first_connection_gives_up_in_time(clock: ManualClock, engine: Fak
     engine.restart()
     assert await store.advance() == 1  # the next call tries again
     await store.aclose()
-
-
-async def test_closing_during_an_outage_is_bounded(clock: ManualClock, engine: FakeEngine) -> None:
-    """Closing does not wait for an unavailable engine; pending writes end with StoreClosedError."""
-    store = FakeStepStore(engine)
-    await store.advance()
-    store.publisher("p")
-    engine.stop()
-    writes = [asyncio.ensure_future(store.advance()) for _ in range(3)]
-    await ticks(40)
-    closing = asyncio.ensure_future(store.aclose())
-    for _ in range(4):
-        await ticks(40)
-        clock.advance(3)
-    await closing
-    for write in writes:
-        with pytest.raises(ah.errors.StoreClosedError):
-            await write
 
 
 async def test_an_advance_cancelled_during_an_outage_is_not_sent(clock: ManualClock, engine: FakeEngine) -> None:

@@ -105,25 +105,6 @@ async def damaged_and_forgotten(store: RemoteStepStore, again: RemoteStepStore) 
     return caught.value
 
 
-async def test_a_damaged_run_can_be_forgotten() -> None:
-    """By a store that could not open it, and by one that had it open."""
-    engine = FakeEngine()
-    store = FakeStepStore(engine)
-    await store.advance(7)
-    engine.damaged.add("default")
-    engine.cut()
-    await ticks(20)
-    await store.forget()
-    assert not engine.runs
-    engine.damaged.add("default")
-    other = FakeStepStore(engine)
-    with pytest.raises(StoreDamagedError):
-        await other.value()
-    await other.forget()
-    async with FakeStepStore(engine) as again:
-        assert await again.value() == Position(1, 0)
-
-
 # --- Redis and Valkey
 
 

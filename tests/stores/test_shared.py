@@ -40,24 +40,6 @@ async def test_a_forked_store_is_refused() -> None:
         assert await store.advance() == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on_lost": "ask"}, "on_lost is 'ask'"),
-        ({"lease_secs": 0}, "lease_secs"),
-        ({"join_grace_secs": -1}, "join_grace_secs"),
-        ({"heartbeat": 0}, "heartbeat"),
-        ({"connect_timeout": "x"}, "connect_timeout"),
-        ({"max_outage_secs": -3}, "max_outage_secs"),
-        ({"run": ""}, "run="),
-    ],
-)
-def test_invalid_options_are_refused(options: dict[str, object], message: str) -> None:
-    """An invalid option is refused by name before anything is opened."""
-    with pytest.raises(ah.errors.InvalidArgumentError, match=message):
-        FakeStepStore(FakeEngine(), **options)  # type: ignore[arg-type]
-
-
 class Counted(FakeStepStore):
     """Counts its reads of the run."""
 

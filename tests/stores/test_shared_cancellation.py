@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores._protocol import Answer, Lead, Leave, Member, Request
+from aiohooks.stores._protocol import Answer, Lead, Member, Request
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
 from tests.support.fake_engine import FakeEngine, FakeStepStore
@@ -96,17 +96,6 @@ async def test_cancelled_or_closed_at_every_point(work: Work, close: bool) -> No
         raise AssertionError("the call never finished")
 
 
-async def test_closing_in_the_middle_of_a_term_gives_the_lead_back() -> None:
-    """Even if the block of `lead` is left only later, the next chief need not wait for the lease to run out."""
-    engine = FakeEngine()
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b, a.lead():
-        await a.aclose()
-        async with asyncio.timeout(5), b.lead() as term:
-            assert term.number == 2
-    left = [request for request in engine.requests if isinstance(request, Leave)]
-    assert len(left) == 2
-
-
 async def test_closing_ends_an_advance_for_a_thread_that_has_not_begun() -> None:
     """The store is closed before the task has begun: the thread gets an error instead of waiting indefinitely."""
     store = FakeStepStore(FakeEngine())
@@ -172,27 +161,6 @@ async def test_a_cancelled_wait_leaves_no_timer(
         await asyncio.wait([task])
         await store.flush()
         assert clock.pending == 0
-
-
-@pytest.mark.parametrize("use", [lambda store: store.value(), lambda store: store.advance()])
-async def test_a_call_in_its_backoff_ends_with_the_store(
-    clock: ManualClock, engine: FakeEngine, use: Callable[[ah.StepStore], Awaitable[object]]
-) -> None:
-    """It does not wait for the end of its pause: the test does not advance the clock after closing."""
-    async with no_leaks():
-        store = FakeStepStore(engine)
-        await store.value()
-        engine.stop()
-        task = asyncio.ensure_future(use(store))
-        await ticks(20)
-        assert not task.done()
-        closing = asyncio.ensure_future(store.aclose())
-        await ticks(20)
-        while not closing.done():  # the exit of a leader may have to be sent, and the engine is unavailable
-            clock.advance(0.5)
-            await ticks(20)
-        with pytest.raises(ah.errors.StoreClosedError):
-            await task
 
 
 async def test_a_failed_opening_whose_caller_was_cancelled_is_retried(clock: ManualClock, engine: FakeEngine) -> None:

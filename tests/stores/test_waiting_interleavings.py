@@ -11,7 +11,7 @@ import pytest
 from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
 from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Actor, Crowd, StoreScenario, TwoWaitersTwoWriters
-from tests.support.interleavings import Schedule, Violation, explore, main, replay
+from tests.support.interleavings import Schedule, Violation, explore, replay
 
 # --- the store
 
@@ -198,18 +198,3 @@ def test_a_hang_and_a_lost_error_are_found(scenario: type[StoreScenario], messag
     """A deadlock and an unhandled error are violations."""
     with pytest.raises(Violation, match=message):
         explore(scenario)
-
-
-# --- the command
-
-
-def test_command_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """`python -m tests.support.interleavings` prints for each scenario how many orders were tried, and whether all."""
-    assert main(["--limit", "20", "EveryoneLeftWaits", "Crowd"]) == 0
-    head, first, second, last = capsys.readouterr().out.splitlines()
-    assert head.split()[:3] == ["scenario", "schedules", "exhausted"]
-    assert first.split()[:3] == ["EveryoneLeftWaits", "20", "no"]
-    assert second.split()[:3] == ["Crowd", "20", "no"]
-    assert last.startswith("40 schedules, 0 scenarios failed")
-    with pytest.raises(SystemExit):
-        main(["Unknown"])

@@ -25,6 +25,13 @@ class Calls:
     async def on(self) -> None: ...
 
 
+class Asked:
+    """The lifecycle of hooks that answer."""
+
+    @ah.point("race")
+    async def ask(self) -> str | None: ...
+
+
 class Hook:
     """Uses the scenario's tool, and suspends in it."""
 
@@ -117,6 +124,13 @@ class AfterAFailure(HookScenario):
     made = (FailingHook, Hook)
 
 
+class InARace(HookScenario):
+    """The hook that ends first has the answer, and the other one is cancelled."""
+
+    async def call(self) -> None:
+        assert await ah.compose(Asked, [Answering(hook) for hook in self.hooks]).ask() == "answer"
+
+
 class InASession(HookScenario):
     """The hooks are those of a run."""
 
@@ -143,6 +157,17 @@ class BeforeRun(ah.SessionRunHook):
         await self.hook.on()
 
 
+class Answering(Asked):
+    """Calls a hook of the scenario, and answers."""
+
+    def __init__(self, hook: Hook) -> None:
+        self.hook = hook
+
+    async def ask(self) -> str | None:
+        await self.hook.on()
+        return "answer"
+
+
 class PlainAwait(HookScenario):
     """One hook, awaited without this library."""
 
@@ -159,7 +184,7 @@ class PlainAwaitOfAFailure(PlainAwait):
 
 
 SCENARIOS: tuple[type[HookScenario], ...] = (
-    HookScenario, BesideAFailure, AfterAFailure, InASession, InASessionBesideAFailure,
+    HookScenario, BesideAFailure, AfterAFailure, InARace, InASession, InASessionBesideAFailure,
 )  # fmt: skip
 
 

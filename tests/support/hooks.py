@@ -50,7 +50,34 @@ class Stubborn(ah.SessionRunHook):
                 await self.released.wait()
 
 
-class PhaseHook(ah.SessionRunHook):
+class EveryPhaseHook(ah.SessionRunHook):
+    """Awaits `in_phase` in each phase, with its name and its own arguments; `before_run` returns the result."""
+
+    async def in_phase(self, phase: str, *args: Any) -> Any:
+        """Do what a subclass does in each phase."""
+        raise NotImplementedError
+
+    async def begin(self) -> None:
+        await self.in_phase("begin")
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        await self.in_phase("after_create_session", session, coord)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
+        answer: ah.SessionRunArgs | None = await self.in_phase("before_run", run_context)
+        return answer
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await self.in_phase("after_run", run_context, run_values)
+
+    async def end(self, session: ah.Session) -> None:
+        await self.in_phase("end", session)
+
+    async def close(self, exc: BaseException | None) -> None:
+        await self.in_phase("close", exc)
+
+
+class PhaseHook(EveryPhaseHook):
     """Awaits one function, with the phase's own arguments, in one phase."""
 
     def __init__(self, phase: str, call: Callable[..., Awaitable[Any]]) -> None:
@@ -58,30 +85,11 @@ class PhaseHook(ah.SessionRunHook):
         self._phase = phase
         self._call = call
 
-    async def _run(self, phase: str, *args: Any) -> Any:
+    async def in_phase(self, phase: str, *args: Any) -> Any:
         if phase == self._phase:
             self.calls += 1
             return await self._call(*args)
         return None
-
-    async def begin(self) -> None:
-        await self._run("begin")
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self._run("after_create_session", session, coord)
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
-        answer: ah.SessionRunArgs | None = await self._run("before_run", run_context)
-        return answer
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self._run("after_run", run_context, run_values)
-
-    async def end(self, session: ah.Session) -> None:
-        await self._run("end", session)
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self._run("close", exc)
 
 
 class BeforeRunHook(ah.SessionRunHook):

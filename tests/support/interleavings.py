@@ -4,17 +4,12 @@ The event loop here has no clock and no I/O: whenever more than one task could r
 `explore` runs a scenario under one schedule after the other, depth first, until there are no more: a condition that held in all
 of them holds in every order, also in those that a real loop would never produce. Plain callbacks run in order, before any
 task; a scope of anyio schedules one after the other, so what a callback schedules waits for a task's turn.
-
-Usage: python -m tests.support.interleavings [--limit N] [name ...]
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextvars
-import sys
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,8 +50,6 @@ class Explored:
 
     schedules: int
     exhausted: bool
-    depth: int
-    secs: float
 
 
 class Schedule:
@@ -193,17 +186,15 @@ def explore(make: Callable[[], Scenario], *, limit: int | None = None) -> Explor
     """Run the scenario under all schedules, or the first `limit`; raise `Violation` at the first that fails."""
     loop = ControlledLoop()
     schedule: Schedule | None = Schedule()
-    count = depth = 0
-    began = time.perf_counter()
+    count = 0
     try:
         while schedule is not None and (limit is None or count < limit):
             run_once(loop, make, schedule)
             count += 1
-            depth = max(depth, len(schedule.taken))
             schedule = schedule.following()
     finally:
         loop.close()
-    return Explored(count, schedule is None, depth, time.perf_counter() - began)
+    return Explored(count, schedule is None)
 
 
 def replay(make: Callable[[], Scenario], choices: Sequence[int]) -> None:
@@ -213,34 +204,3 @@ def replay(make: Callable[[], Scenario], choices: Sequence[int]) -> None:
         run_once(loop, make, Schedule(choices))
     finally:
         loop.close()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Explore the step store's scenarios and print a table."""
-    from tests.support.interleaving_scenarios import SCENARIOS
-
-    parser = argparse.ArgumentParser(prog="python -m tests.support.interleavings", description=__doc__)
-    parser.add_argument("--limit", type=int, default=10_000, help="schedules for each scenario, at most; %(default)s")
-    parser.add_argument("names", nargs="*", help="the scenarios to explore; all of them")
-    options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(SCENARIOS):
-        parser.error(f"unknown scenarios: {', '.join(sorted(unknown))}; known: {', '.join(SCENARIOS)}")
-    print(f"{'scenario':<44} {'schedules':>9} {'exhausted':>9} {'depth':>5} {'per s':>7}  result")
-    total = failures = 0
-    for name in options.names or SCENARIOS:
-        try:
-            explored = explore(SCENARIOS[name], limit=options.limit)
-        except Violation as violation:
-            failures += 1
-            print(f"{name:<44} {'':>9} {'':>9} {len(violation.schedule):>5} {'':>7}  {violation}")
-            continue
-        total += explored.schedules
-        exhausted = "yes" if explored.exhausted else "no"
-        rate = explored.schedules / explored.secs
-        print(f"{name:<44} {explored.schedules:>9} {exhausted:>9} {explored.depth:>5} {rate:>7.0f}  ok", flush=True)
-    print(f"{total} schedules, {failures} scenarios failed, Python {sys.version.split()[0]}")
-    return 1 if failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

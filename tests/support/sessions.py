@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohooks as ah
+from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import BeforeRunHook
 
 NO_BACKOFF = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
@@ -76,6 +78,20 @@ async def train(*hooks: ah.SessionRunHook, runs: int, start: int | ah.StepStore 
     async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store) as session:
         for _ in range(runs):
             await session.run("train", feed_dict=feed_dict)
+
+
+@contextlib.asynccontextmanager
+async def going_back(*hooks: Any, at: int, to: int, start: int = 0) -> AsyncIterator[ah.AsyncMonitoredSession]:
+    """Open a session of a counting graph that is lost before its run number `at`, and recovers at the step `to`."""
+    store = ah.MemoryStepStore(start)
+
+    async def lose() -> None:
+        await store.reset(to)
+        raise ah.AbortedError("lost")
+
+    faults = FaultInjectionHook({("before_run", at): lose})
+    async with ah.AsyncMonitoredSession(counting_graph(), [*hooks, faults], global_step=store, recovery=NO_BACKOFF) as session:
+        yield session
 
 
 class Loader:

@@ -115,6 +115,7 @@ async def failed_anyio_group(act: Act) -> None:
 class Calls:
     """The lifecycle of an own hook group."""
 
+    @ah.point("together")  # the argument does not call the next hook
     async def on(self, act: Act) -> None: ...
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import re
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +21,7 @@ import anyio
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.fuzz.cancel_sweep.probe import HANG_SECS, NOT_CANCELLED, USER, CountingTask, Probe
+from tests.support.hooks import EveryPhaseHook
 
 if TYPE_CHECKING:
     import random
@@ -343,7 +345,7 @@ def _unused_graph() -> ah.Graph:
     return _shared_graph
 
 
-class ScriptedHook(ah.SessionRunHook):
+class ScriptedHook(EveryPhaseHook):
     """A hook that overrides everything and performs the fixture's actions."""
 
     def __init__(self, fixture: Fixture, name: str, fetches: Any = "left") -> None:
@@ -351,30 +353,12 @@ class ScriptedHook(ah.SessionRunHook):
         self.name = name
         self.fetches = fetches
 
-    async def _call(self, phase: str) -> Any:
+    async def in_phase(self, phase: str, *args: Any) -> Any:
+        if phase == "after_create_session" and args[0] not in self.fixture.sessions:
+            self.fixture.sessions.append(args[0])
         self.fixture.note_start(self.name, phase)
-        return await self.fixture.perform(f"{self.name}.{phase}")
-
-    async def begin(self) -> None:
-        await self._call("begin")
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        if session not in self.fixture.sessions:
-            self.fixture.sessions.append(session)
-        await self._call("after_create_session")
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
-        await self._call("before_run")
-        return None if self.fetches is None else ah.SessionRunArgs(self.fetches)
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self._call("after_run")
-
-    async def end(self, session: ah.Session) -> None:
-        await self._call("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self._call("close")
+        await self.fixture.perform(f"{self.name}.{phase}")
+        return ah.SessionRunArgs(self.fetches) if phase == "before_run" and self.fetches is not None else None
 
 
 class ScriptedSessionCreator:
@@ -426,6 +410,16 @@ def fails(error: type[BaseException], *, at: int = 1, until: int | None = None) 
 async def two_steps(fixture: Fixture) -> None:
     """Run twice."""
     await fixture.train()
+
+
+def two_steps_with(**actions: Action) -> Body:
+    """Make the body of a scenario that runs twice with these actions; "h1_begin" is that of hook 1 in `begin`."""
+
+    async def body(fixture: Fixture) -> None:
+        fixture.actions.update({re.sub("^(h[0-9])_", r"\1.", label): action for label, action in actions.items()})
+        await two_steps(fixture)
+
+    return body
 
 
 def advance_time(fixture: Fixture, ticks: int, secs: float) -> None:

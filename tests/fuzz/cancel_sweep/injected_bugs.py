@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from random import Random
+from types import ModuleType
 from typing import Any
 
 import aiohooks as ah
+from aiohooks.session import _shutdown
+from aiohooks.session._hooks import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
+from tests.fuzz._harness import Method, replaced
 from tests.fuzz.cancel_sweep.fixture import (
     EVERY_STEP,
     THREAD_HANG_SECS,
+    Action,
     Broken,
     Fixture,
-    ScriptedHook,
     SessionScenario,
     advance_slowly,
     advance_time,
@@ -27,6 +31,7 @@ from tests.fuzz.cancel_sweep.fixture import (
     fails,
     soon,
     two_steps,
+    two_steps_with,
 )
 from tests.fuzz.cancel_sweep.probe import HANG_SECS, Probe
 from tests.fuzz.cancel_sweep.runner import Scenario
@@ -35,6 +40,7 @@ from tests.fuzz.cancel_sweep.scenarios.evaluations import WatchedEvaluator, chec
 from tests.fuzz.cancel_sweep.scenarios.stores import StoreFixture, WatchedStore, lead_and_train
 from tests.fuzz.cancel_sweep.scenarios.version_gates import gate_of
 from tests.fuzz.random_programs.injected_bugs import BUGS
+from tests.support.waiting import ticks
 
 CoroutineFunction = Callable[[Probe], Awaitable[None]]
 
@@ -291,6 +297,16 @@ async def hook_leaves_a_task(fixture: Fixture) -> None:
     await two_steps(fixture)
 
 
+@session_bug("begin/close: h0.close while later still runs", hooks=1)
+async def work_runs_into_the_closing(fixture: Fixture) -> None:
+    async def start(call: int) -> None:
+        asyncio.get_running_loop().create_task(fixture.perform("later"), name="orphan")
+
+    fixture.actions["later"] = lambda _: ticks(40)
+    fixture.actions["h0.after_run"] = start
+    await two_steps(fixture)
+
+
 @session_bug("lost cancellation: h1.before_run was cancelled by others", hooks=2)
 async def child_vanishes(fixture: Fixture) -> None:
     """A hook whose own task swallows its cancellation, so that it cannot be told apart."""
@@ -308,7 +324,7 @@ async def child_vanishes(fixture: Fixture) -> None:
     await two_steps(fixture)
 
 
-# -- in what all calls of users' code go through
+# -- in the library: what all calls of users' code go through, and how hooks begin and close
 
 
 def _core_bug(name: str, finding: str) -> None:
@@ -334,114 +350,40 @@ _core_bug("cancel_by_a_third_party_is_swallowed", "lost cancellation: ")
 _core_bug("cancelled_calls_are_not_awaited", "siblings: ")
 
 
-@dataclass
-class SmallSession:
-    """Calls a fixture's hooks as a session does, in a few lines; correct unless an option injects a bug."""
+def library_bug(owner: type | ModuleType, name: str, **actions: Action) -> Callable[[Method], None]:
+    """Register a replacement of `owner.name`: a function that gets the original one, and then its arguments."""
 
-    fixture: Fixture
-    registers_late: bool = False
+    def add(replacement: Method) -> None:
+        async def body(fixture: Fixture) -> None:
+            with replaced(owner, name, replacement):
+                await two_steps_with(**actions)(fixture)
+
+        FAULTY[replacement.__name__] = (SessionScenario(replacement.__name__, body), "begin/close: begun")
+
+    return add
+
+
+@library_bug(HookSet, "begin")
+async def hooks_are_registered_late(begin: Method, self: HookSet) -> None:
     """A hook counts as begun one await after its `begin` has begun."""
-    stops_at_error: bool = False
+    for one in self.registered:
+        await self._call_one("begin", one)
+        self.begun.append(one)
+
+
+@library_bug(HookSet, "close", h1_close=fails(Broken))
+async def closing_stops_at_an_error(close: Method, self: HookSet, exc: Any, errors: Any) -> None:
     """The first failing `close` ends the closing."""
-    unshielded: bool = False
-    """A cancel during the closing ends it."""
-    leaves_siblings: bool = False
-    """The siblings of a failed hook are cancelled and not awaited."""
-
-    async def body(self) -> None:
-        begun: list[ScriptedHook] = []
-        try:
-            for hook in self.fixture.hooks:
-                assert isinstance(hook, ScriptedHook)
-                if not self.registers_late:
-                    begun.append(hook)
-                await hook.begin()
-                if self.registers_late:
-                    begun.append(hook)
-            await self.before_run(begun)
-        finally:
-            if self.unshielded:
-                await self.close(begun)
-            else:
-                await self.shielded(begun)
-
-    async def before_run(self, begun: list[ScriptedHook]) -> None:
-        loop = asyncio.get_running_loop()
-        context: Any = None
-        tasks = [loop.create_task(hook.before_run(context), name="sibling") for hook in begun]
-        cancel: asyncio.CancelledError | None = None
-        while not all(task.done() for task in tasks):
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError as error:
-                cancel = cancel or error
-            failed = any(task.done() and (task.cancelled() or task.exception()) for task in tasks)
-            if cancel or failed:
-                for task in tasks:
-                    task.cancel()
-                if self.leaves_siblings:
-                    break
-        if cancel is not None:
-            raise cancel
-        for task in tasks:
-            if task.cancelled():
-                raise ah.errors.HookCancelledError
-            if task.done():
-                task.result()
-
-    async def shielded(self, begun: list[ScriptedHook]) -> None:
-        task = asyncio.get_running_loop().create_task(self.close(begun), name="closing")
-        cancel: asyncio.CancelledError | None = None
-        while not task.done():
-            try:
-                await asyncio.wait([task])
-            except asyncio.CancelledError as again:
-                cancel = cancel or again
-        error = None if task.cancelled() else task.exception()
-        if cancel is not None:
-            raise cancel
-        if error is not None:
-            raise error
-
-    async def close(self, begun: list[ScriptedHook]) -> None:
-        for hook in reversed(begun):
-            try:
-                await hook.close(None)
-            except BaseException:
-                if self.stops_at_error or self.unshielded:
-                    raise
+    while self.begun:
+        await self._call_one("close", self.begun.pop(), exc)
 
 
-async def slow_to_die(call: int) -> None:
-    try:
-        await asyncio.Event().wait()
-    finally:
-        for _ in range(9):
-            await asyncio.sleep(0)
-
-
-def _bug_in_small_session(name: str, finding: str, **faults: bool) -> None:
-    async def body(fixture: Fixture) -> None:
-        if faults.get("stops_at_error"):
-            fixture.actions["h1.close"] = fails(ValueError)
-        if faults.get("leaves_siblings"):
-            fixture.actions["h1.before_run"] = fails(ValueError)
-            fixture.actions["h0.before_run"] = slow_to_die
-        await SmallSession(fixture, **faults).body()
-
-    expect = ValueError if faults.get("leaves_siblings") or faults.get("stops_at_error") else None
-    FAULTY[name] = (SessionScenario(name, body, expect=expect), finding)
-
-
-async def _small_session(fixture: Fixture) -> None:
-    await SmallSession(fixture).body()
-
-
-SOUND.append(SessionScenario("small session", _small_session))
-_bug_in_small_session("registers late", "begin/close: begun", registers_late=True)
-_bug_in_small_session("closing stops at an error", "begin/close: begun", stops_at_error=True)
-_bug_in_small_session("closing is not shielded", "begin/close: begun", unshielded=True)
-_bug_in_small_session("siblings are left", "begin/close: h2.close while h0.before_run still runs", leaves_siblings=True)
+@library_bug(_shutdown, "shielded_task")
+async def closing_is_not_shielded(shielded_task: Method, closing: Coroutine[Any, Any, None], **options: Any) -> Any:
+    """A cancel of the caller goes into the closing."""
+    task = asyncio.ensure_future(closing)
+    await task
+    return task
 
 
 def bug_on(fixture: type[Fixture], finding: str, **options: Any) -> Callable[[Callable[[Any], Awaitable[None]]], None]:

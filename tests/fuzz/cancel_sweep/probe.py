@@ -11,10 +11,11 @@ known exactly: the library cancels no task of its callers, so every cancel of on
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from tests.fuzz._harness import called_by_library, watched
 
 MOST_SUSPENSIONS = 1_000
 HANG_SECS = 2.0
@@ -53,48 +54,18 @@ class CountingTask(asyncio.Task[Any]):
 
     def cancel(self, msg: Any = None) -> bool:
         accepted = super().cancel(msg)
-        if accepted and _called_by_library():
+        if accepted and called_by_library():
             self.library += 1
         elif accepted:
             self.outside += 1
         return accepted
 
     def uncancel(self) -> int:
-        if _called_by_library():
+        if called_by_library():
             self.library += 1
         else:
             self.outside -= 1
         return super().uncancel()
-
-
-def _called_by_library() -> bool:
-    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("aiohooks")
-
-
-class _Watched:
-    """Awaits a coroutine and reports each of its suspensions."""
-
-    __slots__ = ("coro", "label", "probe")
-
-    def __init__(self, coro: Coroutine[Any, Any, Any], probe: Probe, label: str) -> None:
-        self.coro, self.probe, self.label = coro, probe, label
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        coro, probe, label = self.coro, self.probe, self.label
-        value: Any = None
-        error: BaseException | None = None
-        while True:
-            try:
-                waited = coro.send(value) if error is None else coro.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            value = error = None
-            probe.suspended(waited, label)
-            try:
-                value = yield waited
-            except BaseException as thrown:
-                error = thrown
-            probe.resumed()
 
 
 @dataclass(slots=True)
@@ -136,11 +107,11 @@ class Probe:
 
     async def watch(self, label: str, fn: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Await `fn(*args)`, and count its suspensions."""
-        return await _Watched(_call(fn, *args), self, label)
+        return await self.watched(label, _call(fn, *args))
 
     async def watched(self, label: str, coro: Coroutine[Any, Any, Any]) -> Any:
         """Await a coroutine, and count its suspensions. Await the result immediately."""
-        return await _Watched(coro, self, label)
+        return await watched(coro, lambda waited: self.suspended(waited, label), self.resumed)
 
     async def foreign_code(self, label: str, fn: Callable[[], Awaitable[Any]]) -> Any:
         """Await `fn()`, code of others that may cancel its own task or swallow a cancel; the caller's task is another one."""
@@ -215,7 +186,7 @@ class Probe:
         outside, cancelling = task.outside, task.cancelling()
         self.running = True
         try:
-            await _Watched(_call(operation), self, "operation")
+            await self.watch("operation", operation)
         except BaseException as error:
             self.outcome = error
             if _is_circular(error):

@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import logging
 import os
 import random
-import sys
 import threading
-import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
+from tests.conformance.report import loop_factory
+from tests.fuzz._harness import close_loop, collecting_finalizer_errors, described, log_disabled
 from tests.fuzz.cancel_sweep.probe import HARNESS, Cancel, CountingTask, Probe, counting_factory
 from tests.fuzz.cancel_sweep.wrappers import Wrapper
 
@@ -101,7 +100,8 @@ class Runner:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(_collecting_finalizer_errors(self.finalizer_errors))
+        self._stack.enter_context(log_disabled())  # every point logs failures
+        self._stack.enter_context(collecting_finalizer_errors(self.finalizer_errors))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -201,60 +201,21 @@ class Runner:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         self.close()
-        if self.kind == "uvloop":
-            import uvloop
-
-            self._loop = uvloop.new_event_loop()
-        else:
-            self._loop = asyncio.SelectorEventLoop()
+        self._loop = loop_factory(self.kind)()
         self._loop.set_task_factory(counting_factory)
-        self._loop.set_exception_handler(lambda _, context: self.finalizer_errors.append(_describe(context)))
+        self._loop.set_exception_handler(lambda _, context: self.finalizer_errors.append(described(context)))
         self.hung = False
         return self._loop
 
     def close(self) -> None:
-        """Close the loop; tasks that hang in it are cancelled as `asyncio.run` would, for a while."""
+        """Close the loop, if there is one."""
         loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        tasks = asyncio.all_tasks(loop)
-        for _ in range(5):
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                loop.run_until_complete(asyncio.wait(tasks, timeout=0.05))
-        loop.run_until_complete(loop.shutdown_default_executor())
-        loop.close()
+        if loop is not None:
+            close_loop(loop, 0.05)
 
 
 def _with(result: Result, more: list[str]) -> Result:
     return Result(result.plan, result.delivered, result.suspensions, result.in_children, (*result.violations, *more))
-
-
-@contextmanager
-def _collecting_finalizer_errors(errors: list[str]) -> Iterator[None]:
-    """Collect the errors of finalisers, and keep the garbage collector from running in the middle of a point."""
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda unraisable: errors.append(f"{unraisable.exc_value!r} in {unraisable.object!r}")
-    disabled = logging.root.manager.disable
-    logging.disable()  # every point logs failures
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        enabled = gc.isenabled()
-        gc.disable()
-        gc.collect()
-        gc.freeze()  # older objects need not be traversed after every batch
-        try:
-            yield
-        finally:
-            if enabled:
-                gc.enable()
-            sys.unraisablehook = hook
-            logging.disable(disabled)
-
-
-def _describe(context: dict[str, Any]) -> str:
-    return f"{context.get('message')}: {context.get('exception')!r} {context.get('task') or context.get('future') or ''}"
 
 
 def _files() -> list[str]:

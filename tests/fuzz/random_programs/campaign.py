@@ -10,12 +10,13 @@ import re
 import selectors
 import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from tests.conformance.report import loop_factory
+from tests.fuzz._harness import close_loop, collecting_finalizer_errors, described
 from tests.fuzz.random_programs.execution import Execution
 from tests.fuzz.random_programs.model import violations
 from tests.fuzz.random_programs.programs import Program, generate, smaller
@@ -59,7 +60,8 @@ class Campaign:
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
-        self._stack.enter_context(_collecting(self._errors, self._logs))
+        self._stack.enter_context(_collecting_logs(self._logs))
+        self._stack.enter_context(collecting_finalizer_errors(self._errors))
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -134,16 +136,11 @@ class Campaign:
 
     def _new_loop(self) -> asyncio.AbstractEventLoop:
         self._close_loop()
-        if self.loop_kind == "uvloop":
-            import uvloop
-
-            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-        else:
-            loop = asyncio.SelectorEventLoop(NoFiles())
+        loop = asyncio.SelectorEventLoop(NoFiles()) if self.loop_kind == "asyncio" else loop_factory(self.loop_kind)()
         loop.set_debug(self.mode == "debug")
         loop.slow_callback_duration = 1e9
         loop.set_task_factory(self._task_factory())
-        loop.set_exception_handler(lambda _, context: self._errors.append(_describe(context)))
+        loop.set_exception_handler(lambda _, context: self._errors.append(described(context)))
         self._loop = loop
         return loop
 
@@ -157,52 +154,31 @@ class Campaign:
 
     def _close_loop(self) -> None:
         loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        for _ in range(5):
-            tasks = asyncio.all_tasks(loop)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                loop.run_until_complete(asyncio.wait(tasks, timeout=0.01))
-        loop.close()
+        if loop is not None:
+            close_loop(loop, 0.01)
 
 
 @contextlib.contextmanager
-def _collecting(errors: list[str], logs: list[logging.LogRecord]) -> Iterator[None]:
-    """Collect the library's log and the errors of finalisers; collect garbage only between programs."""
+def _collecting_logs(logs: list[logging.LogRecord]) -> Iterator[None]:
+    """Collect the library's log."""
     logger = logging.getLogger("aiohooks")
     handler = _Handler(logs)
-    old_hook, old_level, old_propagate = sys.unraisablehook, logger.level, logger.propagate
-    sys.unraisablehook = lambda unraisable: errors.append(f"{unraisable.exc_value!r} in {unraisable.object!r}")
+    old_level, old_propagate = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        enabled = gc.isenabled()
-        gc.disable()
-        gc.collect()
-        gc.freeze()
-        try:
-            yield
-        finally:
-            if enabled:
-                gc.enable()
-            logger.removeHandler(handler)
-            logger.setLevel(old_level)
-            logger.propagate = old_propagate
-            sys.unraisablehook = old_hook
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(old_level)
+        logger.propagate = old_propagate
 
 
 class _Handler(logging.Handler):
     def __init__(self, records: list[logging.LogRecord]) -> None:
         super().__init__()
         self.handle = records.append  # type: ignore[assignment]
-
-
-def _describe(context: dict[str, Any]) -> str:
-    return f"{context.get('message')}: {context.get('exception')!r} {context.get('task') or context.get('future') or ''}"
 
 
 def campaign(

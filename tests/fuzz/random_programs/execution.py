@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
-from collections.abc import Coroutine, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import anyio
 
@@ -58,21 +59,11 @@ class Place:
 class ScriptedHook(ah.SessionRunHook):
     """A hook that runs the scripts of its spec; subclasses override what the spec has."""
 
-    kinds: ClassVar[dict[tuple[str, ...], type[ScriptedHook]]] = {}
-
     def __init__(self, execution: Execution, session: SessionRecord, number: int) -> None:
         self.execution, self.record, self.number = execution, session, number
         self.spec = session.specs[number]
         self.scripts = dict(self.spec.methods)
         self.asked: tuple[int, int] | None = None
-
-    @classmethod
-    def kind(cls, names: tuple[str, ...]) -> type[ScriptedHook]:
-        """Return the subclass that overrides the named methods."""
-        if names not in cls.kinds:
-            methods = {name: getattr(_Methods, name) for name in names}
-            cls.kinds[names] = type(f"Hook_{'_'.join(names) or 'silent'}", (ScriptedHook,), methods)
-        return cls.kinds[names]
 
     async def call(self, name: str, raw: Any = None, token: int = 0, attempt: int = 0) -> Any:
         queued = self.spec.background and name in ("after_run", "notify")
@@ -138,16 +129,14 @@ class _MemberMethods:
 class Member:
     """A hook of the group; subclasses have the methods of the spec."""
 
-    kinds: ClassVar[dict[tuple[str, ...], type[Member]]] = {}
     __init__ = ScriptedHook.__init__
     call = ScriptedHook.call
 
-    @classmethod
-    def kind(cls, names: tuple[str, ...]) -> Any:
-        if names not in cls.kinds:
-            methods = {name: vars(_MemberMethods)[name] for name in names}
-            cls.kinds[names] = type(f"Member_{'_'.join(names)}", (Member,), methods)
-        return cls.kinds[names]
+
+@functools.cache
+def overriding(base: type, methods: type, names: tuple[str, ...]) -> Any:
+    """Return the subclass that has the named methods of `methods`."""
+    return type(f"{base.__name__}_{'_'.join(names) or 'silent'}", (base,), {name: vars(methods)[name] for name in names})
 
 
 class Announced(ah.SessionRunHook):
@@ -234,7 +223,7 @@ class Execution(Recorder):
         members: list[Any] = []
         session = self.group_record
         for number, spec in enumerate(program.members):
-            member = Member.kind(tuple(name for name, _ in spec.methods))(self, session, number)
+            member = overriding(Member, _MemberMethods, spec.names)(self, session, number)
             members.append(_configured(member, spec))
         group = ah.HookGroup(Watchers, members, grace_secs=GRACE_SECS)
 
@@ -329,7 +318,7 @@ class Execution(Recorder):
         self.sessions.append(record)
         registered: list[Any] = [Announced(record)]
         for number, spec in enumerate(hooks):
-            hook = ScriptedHook.kind(tuple(name for name, _ in spec.methods))(self, record, number)
+            hook = overriding(ScriptedHook, _Methods, spec.names)(self, record, number)
             registered.append(_configured(hook, spec))
         options: dict[str, Any] = {"stop_grace_period_secs": GRACE_SECS, "yield_secs": None}
         if graph:
@@ -393,6 +382,10 @@ class Execution(Recorder):
             return session.values[token]
         return 1
 
+    async def _user(self, name: str, place: Place, coro: Coroutine[Any, Any, Any]) -> None:
+        """Await something of the user's own that cancels tasks."""
+        await self.watch(Record("user", name, place.session, is_library=False), coro)
+
     # -- scripts
 
     async def run(self, script: Script, place: Place) -> None:
@@ -443,35 +436,28 @@ class Execution(Recorder):
 
     async def do_group(self, action: Action, place: Place) -> None:
         """`asyncio.TaskGroup`; with `m` its errors are handled."""
-
-        async def grouped() -> None:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for script in action.scripts[1:]:
-                        group.create_task(self.child((Action("turns", 1), *script), place))
-                    await self.run(action.scripts[0], place)
-            except* Exception:
-                if not action.m:
-                    raise
-
-        await self.watch(Record("user", "TaskGroup", place.session, is_library=False), grouped())
+        group = asyncio.TaskGroup()
+        await self._in_group("TaskGroup", group, lambda fn, *args: group.create_task(fn(*args)), action, place)
 
     do_together = do_group
 
     async def do_anyio_group(self, action: Action, place: Place) -> None:
         """The task group of anyio; with `m` its errors are handled."""
+        group = anyio.create_task_group()
+        await self._in_group("anyio task group", group, group.start_soon, action, place)
 
+    async def _in_group(self, name: str, group: Any, start: Callable[..., Any], action: Action, place: Place) -> None:
         async def grouped() -> None:
             try:
-                async with anyio.create_task_group() as group:
+                async with group:
                     for script in action.scripts[1:]:
-                        group.start_soon(self.child, (Action("turns", 1), *script), place)
+                        start(self.child, (Action("turns", 1), *script), place)
                     await self.run(action.scripts[0], place)
             except* Exception:
                 if not action.m:
                     raise
 
-        await self.watch(Record("user", "anyio task group", place.session, is_library=False), grouped())
+        await self._user(name, place, grouped())
 
     async def do_gather(self, action: Action, place: Place) -> None:
         """`asyncio.gather` that leaves no task."""
@@ -485,7 +471,7 @@ class Execution(Recorder):
                     task.cancel()
                 await _ended(tasks)
 
-        await self.watch(Record("user", "gather", place.session, is_library=False), gathered())
+        await self._user("gather", place, gathered())
 
     async def do_wait_for(self, action: Action, place: Place) -> None:
         """`asyncio.wait_for`, whose time is never up, or with `m` always; its error is handled."""
@@ -494,7 +480,7 @@ class Execution(Recorder):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.child(action.scripts[0], place), 0 if action.m else 3600)
 
-        await self.watch(Record("user", "wait_for", place.session, is_library=False), waited())
+        await self._user("wait_for", place, waited())
 
     async def do_shield(self, action: Action, place: Place) -> None:
         """`asyncio.shield` that leaves no task."""
@@ -506,7 +492,7 @@ class Execution(Recorder):
             finally:
                 await _ended([task])
 
-        await self.watch(Record("user", "shield", place.session, is_library=False), shielded())
+        await self._user("shield", place, shielded())
 
     async def do_cleanup(self, action: Action, place: Place) -> None:
         """The most usual end of a task, which may swallow a cancel of its own task."""
@@ -521,7 +507,7 @@ class Execution(Recorder):
                     await task
                 await _ended([task])
 
-        await self.watch(Record("user", "cleanup", place.session, is_library=False), cleaned_up())
+        await self._user("cleanup", place, cleaned_up())
 
     async def do_swallow(self, action: Action, place: Place) -> None:
         """Swallow every cancel: of a hook or an operation only its own, never that of its caller."""
@@ -530,7 +516,7 @@ class Execution(Recorder):
             with contextlib.suppress(asyncio.CancelledError):
                 await self.run(action.scripts[0], place)
 
-        await self.watch(Record("user", "swallow", place.session, is_library=False), swallowing())
+        await self._user("swallow", place, swallowing())
 
     async def do_timeout(self, action: Action, place: Place) -> None:
         """`asyncio.timeout` of `n` ticks; with `m` its error is handled."""
@@ -552,9 +538,8 @@ class Execution(Recorder):
                     timer.cancel()
 
         inside: list[None] = []
-        record = Record("user", "timeout", place.session, is_library=False)
         try:
-            await self.watch(record, limited())
+            await self._user("timeout", place, limited())
         except TimeoutError:
             if not action.m:
                 raise
@@ -570,7 +555,7 @@ class Execution(Recorder):
                 finally:
                     timer.cancel()
 
-        await self.watch(Record("user", "scope", place.session, is_library=False), scoped())
+        await self._user("scope", place, scoped())
 
     async def do_finally(self, action: Action, place: Place) -> None:
         try:
@@ -598,7 +583,7 @@ class Execution(Recorder):
                         task.excuse()  # another cancel came at the same time; whose, is not known any more
                     raise
 
-        await self.watch(Record("user", "stale", place.session, is_library=False), absorb())
+        await self._user("stale", place, absorb())
 
     async def do_cancelled(self, action: Action, place: Place) -> None:
         """Await something that was cancelled."""
@@ -673,12 +658,12 @@ class Execution(Recorder):
     async def do_run(self, action: Action, place: Place) -> None:
         session = place.session
         assert session is not None
-        token = next(self._tokens)
-        fetches: Any = ("train", ["train", "a"], {"a": "a", "b": "b"})[action.n % 3]
-        value = await self.library("run", place, session.session.run(fetches, {"token": token}), token)
-        self.check_value(session, token, action.n % 3, value)
+        await self._run_and_check("run", session.session.run, action.n % 3, place, session)
 
-    def check_value(self, session: SessionRecord, token: int, which: int, value: Any) -> None:
+    async def _run_and_check(self, what: str, run: Callable[..., Any], which: int, place: Place, session: SessionRecord) -> None:
+        token = next(self._tokens)
+        fetches: Any = ("train", ["train", "a"], {"a": "a", "b": "b"})[which]
+        value = await self.library(what, place, run(fetches, {"token": token}), token)
         a = session.values.get(token)
         expected: Any = (1, [1, a], {"a": a, "b": 1})[which]
         if session.number == 0 and value != expected:
@@ -699,10 +684,7 @@ class Execution(Recorder):
         if place.step is None or session is None:
             await self.do_run(action, place)
             return
-        token = next(self._tokens)
-        fetches: Any = ("train", ["train", "a"], {"a": "a", "b": "b"})[action.n % 3]
-        coro = place.step.run_with_hooks(fetches, {"token": token})
-        self.check_value(session, token, action.n % 3, await self.library("hooked", place, coro, token))
+        await self._run_and_check("hooked", place.step.run_with_hooks, action.n % 3, place, session)
 
     async def do_call(self, action: Action, place: Place) -> None:
         """Call the group: `notify` of the composite, or `ask` of all members."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Generator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,8 @@ from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
+from tests.fuzz._harness import Method, replaced
 from tests.support.waiting import forever
-
-Method = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,12 @@ class Bug:
 
     owner: type
     name: str
-    replace: Callable[[Method], Method]
+    replacement: Method
     law: str
 
-    @contextlib.contextmanager
-    def injected(self) -> Generator[None]:
+    def injected(self) -> AbstractContextManager[None]:
         """Have the bug in the library."""
-        original = vars(self.owner)[self.name]
-        setattr(self.owner, self.name, self.replace(original))
-        try:
-            yield
-        finally:
-            setattr(self.owner, self.name, original)
+        return replaced(self.owner, self.name, self.replacement)
 
 
 BUGS: dict[str, Bug] = {}
@@ -53,20 +47,11 @@ def _in_the_library(statement: str) -> None:
     exec(statement, {"__name__": "aiohooks.bug", "task": asyncio.current_task()})
 
 
-def bug(owner: type, name: str, law: str) -> Callable[[Callable[..., Any]], None]:
+def bug(owner: type, name: str, law: str) -> Callable[[Method], None]:
     """Register a replacement of `owner.name`: a function that gets the original method, and then its arguments."""
 
-    def add(fn: Callable[..., Any]) -> None:
-        def replace(original: Method) -> Method:
-            if asyncio.iscoroutinefunction(fn):
-
-                async def changed(*args: Any, **options: Any) -> Any:
-                    return await fn(original, *args, **options)
-
-                return changed
-            return lambda *args, **options: fn(original, *args, **options)
-
-        BUGS[fn.__name__] = Bug(owner, name, replace, law)
+    def add(fn: Method) -> None:
+        BUGS[fn.__name__] = Bug(owner, name, fn, law)
 
     return add
 

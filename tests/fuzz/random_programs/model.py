@@ -109,7 +109,7 @@ def hook_laws(execution: Execution, session: SessionRecord, block: Record) -> It
     calls = [(one.name, one.hook.number) for one in own if one.hook is not None]
     begins, ends, closes, exits = ([n for name, n in calls if name == each] for each in ("begin", "end", "close", "__aexit__"))
     begun = len(specs) if session.epoch else max(begins, default=-1) + 1
-    to_begin, to_end, to_close = ([n for n in range(begun) if specs[n].has(name)] for name in ("begin", "end", "close"))
+    to_begin, to_end, to_close = ([n for n in range(begun) if name in specs[n].names] for name in ("begin", "end", "close"))
     entered = [one.hook.number for one in own if one.hook and one.name == "__aenter__" and one.outcome is None]
     if begins != to_begin or closes[::-1] != to_close or exits[::-1] != entered:
         yield f"close: begun {begins}, entered {entered}; closed {closes}, left {exits}"

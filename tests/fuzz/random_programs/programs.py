@@ -49,9 +49,10 @@ class HookSpec:
     fetches: bool = False
     background: bool = False
 
-    def has(self, name: str) -> bool:
-        """Whether it overrides the method."""
-        return any(name == method for method, _ in self.methods)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The methods that it overrides."""
+        return tuple(name for name, _ in self.methods)
 
     def lines(self, what: str) -> Iterator[str]:
         """Describe it."""

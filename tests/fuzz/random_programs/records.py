@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import aiohooks as ah
 from aiohooks.errors import is_clean_end
+from tests.fuzz._harness import called_by_library
 from tests.fuzz.random_programs.programs import HookSpec
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class TrackedTask(asyncio.Task[Any]):
 
     def cancel(self, msg: Any = None) -> bool:
         accepted = super().cancel(msg)
-        if accepted and _called_by_library():
+        if accepted and called_by_library():
             self.own += 1
             self.by_library += 1
         elif accepted:
@@ -71,7 +72,7 @@ class TrackedTask(asyncio.Task[Any]):
         self.pending = depth if self.pending is None else min(depth, self.pending)
 
     def uncancel(self) -> int:
-        is_library = _called_by_library()
+        is_library = called_by_library()
         if self.cancelling() <= 1 and sys.version_info >= (3, 13) and (not is_library or getattr(self, "_must_cancel", False)):
             self.pending = None  # it takes back one that is still to be thrown in, too
         if is_library:
@@ -80,10 +81,6 @@ class TrackedTask(asyncio.Task[Any]):
         else:
             self.balance -= bool(self.cancelling())
         return super().uncancel()
-
-
-def _called_by_library() -> bool:
-    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("aiohooks")
 
 
 def make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:

@@ -14,9 +14,11 @@ import logging
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import aiohooks as ah
 from aiohooks.session import program
+from tests.support.hooks import EveryPhaseHook
 
 LAST_STEP = 6
 
@@ -26,7 +28,7 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-class WaitingHook(ah.SessionRunHook):
+class WaitingHook(EveryPhaseHook):
     """Prints each phase, and waits in the chosen ones."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -34,7 +36,7 @@ class WaitingHook(ah.SessionRunHook):
         self.session: ah.AsyncMonitoredSession | None = None
         self._options = options
 
-    async def wait_in(self, phase: str) -> None:
+    async def in_phase(self, phase: str, *args: Any) -> None:
         self.calls[phase] += 1
         say(f"at {phase}")
         if phase == self._options.at and self.session is not None:
@@ -44,24 +46,6 @@ class WaitingHook(ah.SessionRunHook):
         if phase in self._options.stay:
             await asyncio.Event().wait()
 
-    async def begin(self) -> None:
-        await self.wait_in("begin")
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self.wait_in("after_create_session")
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await self.wait_in("before_run")
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self.wait_in("after_run")
-
-    async def end(self, session: ah.Session) -> None:
-        await self.wait_in("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self.wait_in("close")
-
 
 class WaitingListener(ah.CheckpointSaverListener):
     """Prints each save, and waits in it."""
@@ -70,7 +54,7 @@ class WaitingListener(ah.CheckpointSaverListener):
         self._hook = hook
 
     async def before_save(self, session: ah.Session, global_step: int) -> None:
-        await self._hook.wait_in("save")
+        await self._hook.in_phase("save")
 
 
 def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMonitoredSession:
@@ -81,7 +65,7 @@ def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMoni
 
     @graph.train_op(adds_to="total")
     async def train() -> int:
-        await hook.wait_in("step")
+        await hook.in_phase("step")
         if failures:
             say("at recovery")
             raise failures.pop()
@@ -91,7 +75,7 @@ def make_session(options: argparse.Namespace, hook: WaitingHook) -> ah.AsyncMoni
         return 1
 
     async def initialise(session: ah.Session) -> None:
-        await hook.wait_in("create_session")
+        await hook.in_phase("create_session")
 
     hooks: list[ah.SessionRunHook] = [ah.CheckpointSaverHook(every=ah.Every(steps=2), listeners=[WaitingListener(hook)]), hook]
     if options.at == "wait":

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
+from tests.support.hooks import EveryPhaseHook
 from tests.support.waiting import ticks
 
 LAST_STEP = 4
 NO_PAUSE = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0.0005, jitter=False))
 
 
-class SuspendingHook(ah.SessionRunHook):
+class SuspendingHook(EveryPhaseHook):
     """Counts its calls, and suspends in each."""
 
     def __init__(self, fixture: Fixture, suspensions: int) -> None:
@@ -26,31 +27,13 @@ class SuspendingHook(ah.SessionRunHook):
         self._fixture = fixture
         self._suspensions = suspensions
 
-    async def _suspend_in(self, phase: str) -> None:
+    async def in_phase(self, phase: str, *args: Any) -> None:
+        if phase == "end" and self._fixture.cancelled:
+            if args[0] in self._fixture.late:
+                self._fixture.problems.append("end was called after the second signal")
+            self._fixture.late.append(args[0])  # one call may have been started: before Python 3.12 it begins a turn later
         self.calls[phase] += 1
         await ticks(self._suspensions)
-
-    async def begin(self) -> None:
-        await self._suspend_in("begin")
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        await self._suspend_in("after_create_session")
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        await self._suspend_in("before_run")
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self._suspend_in("after_run")
-
-    async def end(self, session: ah.Session) -> None:
-        if self._fixture.cancelled:
-            if session in self._fixture.late:
-                self._fixture.problems.append("end was called after the second signal")
-            self._fixture.late.append(session)  # one call may have been started: before Python 3.12 it begins a turn later
-        await self._suspend_in("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        await self._suspend_in("close")
 
 
 @dataclass(slots=True, eq=False)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.conformance.report import loop_factory
+from tests.fuzz._harness import collecting_finalizer_errors, log_disabled, watched
 from tests.fuzz.signals.scenarios import SCENARIOS, Entry, Fixture, Scenario
 from tests.support.waiting import HANG_SECS
 
@@ -63,34 +62,6 @@ class Tally:
     secs: float = 0.0
 
 
-class _Counted:
-    """Awaits a coroutine, and reports each of its suspensions to the point."""
-
-    __slots__ = ("coro", "point")
-
-    def __init__(self, coro: Any, point: Point) -> None:
-        self.coro, self.point = coro, point
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        value: Any = None
-        error: BaseException | None = None
-        while True:
-            try:
-                waited = self.coro.send(value) if error is None else self.coro.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            value = error = None
-            self.point.count_suspension()
-            try:
-                value = yield waited
-            except BaseException as thrown:
-                error = thrown
-
-
-async def _counted(coro: Any, point: Point) -> Any:
-    return await _Counted(coro, point)
-
-
 class Point:
     """One run of a scenario with its signals, and the checks."""
 
@@ -107,7 +78,7 @@ class Point:
         self._tasks: list[asyncio.Task[Any]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def count_suspension(self) -> None:
+    def count_suspension(self, waited: object) -> None:
         self.suspensions += 1
         if self._pending and self._pending[0].at <= self.suspensions:
             self._send(self._pending.pop(0))
@@ -144,9 +115,12 @@ class Point:
 
     def _task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
         options.pop("eager_start", None)
-        task = asyncio.Task(_counted(coro, self), loop=loop, **options)
+        task = asyncio.Task(self._counted(coro), loop=loop, **options)
         self._tasks.append(task)
         return task
+
+    async def _counted(self, coro: Any) -> Any:
+        return await watched(coro, self.count_suspension)
 
     def _hang(self) -> None:
         where = sorted(f"{task.get_name()}: {task.get_stack(limit=1)}" for task in self._tasks if not task.done())
@@ -167,13 +141,8 @@ class Point:
 
     def run(self) -> None:
         """Run the scenario in a new loop, as a script does."""
-        factory = asyncio.new_event_loop
-        if self.plan.loop == "uvloop":
-            import uvloop
-
-            factory = uvloop.new_event_loop
         try:
-            with asyncio.Runner(loop_factory=factory) as runner:
+            with asyncio.Runner(loop_factory=loop_factory(self.plan.loop)) as runner:
                 loop = runner.get_loop()
                 loop.set_task_factory(self._task)
                 loop.set_exception_handler(lambda _, context: self.problems.append(f"reported to the loop: {context!r}"))
@@ -236,9 +205,9 @@ OPEN = ("opening", "open", "closing")
 
 def sweep(*, points: int, loop: str, seed: int = 0, scenarios: Sequence[Scenario] = SCENARIOS) -> Tally:
     """Send at least `points` signals, in half of the points two, evenly over the scenarios."""
-    tally = Tally()
+    tally, unreported = Tally(), list[str]()
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch, _quiet(tally):
+    with tempfile.TemporaryDirectory() as scratch, _python_handlers(), log_disabled(), collecting_finalizer_errors(unreported):
         plans = _plans(loop, seed, scenarios, Path(scratch), tally)
         for number, plan in enumerate(plans):
             point = _run(plan, Path(scratch), tally)
@@ -250,6 +219,7 @@ def sweep(*, points: int, loop: str, seed: int = 0, scenarios: Sequence[Scenario
             if tally.signals.total() >= points or len(tally.violations) > 20:
                 break
         gc.collect()
+    tally.violations += [f"unreported: {one}" for one in unreported]
     tally.secs = time.perf_counter() - began
     return tally
 
@@ -291,19 +261,12 @@ def _deliveries(at: int, rng: random.Random) -> tuple[Delivery, ...]:
 
 
 @contextmanager
-def _quiet(tally: Tally) -> Iterator[None]:
-    """Install Python's own handlers, disable the log, and count errors of finalisers as violations."""
+def _python_handlers() -> Iterator[None]:
+    """Install Python's own handlers."""
     assert threading.current_thread() is threading.main_thread(), "signals are sent to the main thread"
     before = {number: signal.signal(number, handler) for number, handler in PREVIOUS.items()}
-    hook, disabled = sys.unraisablehook, logging.root.manager.disable
-    sys.unraisablehook = lambda one: tally.violations.append(f"unreported: {one.exc_value!r} in {one.object!r}")
-    logging.disable()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            yield
+        yield
     finally:
-        logging.disable(disabled)
-        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)

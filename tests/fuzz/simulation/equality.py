@@ -75,6 +75,10 @@ class ByRedis:
     async def snapshot(self) -> Snapshot:
         return _script.parse_read(self._call("read", "id")).state.snapshot()
 
+    def recent(self) -> dict[str, tuple[int, Position]]:
+        """Return the answers to the last writers."""
+        return _script.parse_recent(_script.parse_read(self._call("read", "id")).recent)
+
     def _swap(self, found: _script.FoundRun, state: RunState) -> int:
         return int(self._call("swap", found.run_id, *_script.swap_arguments(found, "id", state, 0, "")))
 
@@ -169,6 +173,9 @@ async def difference(seed: int, writings: dict[str, Writing]) -> str:
                 return f"seed {seed}, {name}, request {number}, {request}: {found} instead of {answer}"
             if (shown := await writing.snapshot()) != state.snapshot():
                 return f"seed {seed}, {name}, request {number}, {request}: {shown} instead of {state.snapshot()}"
+            recent = writing.recent() if isinstance(writing, ByRedis) else {}
+            if any(recent[writer] > state.answers[writer] for writer in recent):
+                return f"seed {seed}, {name}, request {number}, {request}: the recent answers {recent}"
     return ""
 
 

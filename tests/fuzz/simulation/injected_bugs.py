@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
@@ -21,10 +20,10 @@ from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.nats._compare_and_set import CompareAndSet
 from aiohooks.stores.shared import SharedStepStore
+from tests.fuzz._harness import Method, replaced
 from tests.fuzz.simulation.scenario import MakeScenario, stores
 from tests.fuzz.simulation.training import training
 
-Method = Callable[..., Any]
 Owner = type | ModuleType
 
 
@@ -41,12 +40,8 @@ class Bug:
         """Have the bug in the library."""
         with contextlib.ExitStack() as stack:
             for owner, name, replacement in self.changes:
-                stack.enter_context(mock.patch.object(owner, name, _bound(replacement, vars(owner)[name])))
+                stack.enter_context(replaced(owner, name, replacement))
             yield
-
-
-def _bound(replacement: Method, original: Method) -> Method:
-    return lambda *args, **options: replacement(original, *args, **options)
 
 
 BUGS: dict[str, Bug] = {}

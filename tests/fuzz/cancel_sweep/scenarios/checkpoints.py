@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.checkpoint._format import LOCK, parse_name
 from aiohooks.checkpoint.saver import CheckpointDirectory
+from tests.fuzz._harness import scratch
 from tests.fuzz.cancel_sweep.fixture import (
     EVERY_STEP,
     NO_BACKOFF,
@@ -25,9 +24,6 @@ from tests.fuzz.cancel_sweep.fixture import (
     fails,
     scenario,
 )
-
-_WHERE = "/dev/shm" if os.path.isdir("/dev/shm") else None
-"""A directory where fsync costs nothing, if there is one."""
 
 
 class WatchedSaver(ah.Saver):
@@ -56,12 +52,11 @@ class CheckpointFixture(Fixture):
     path: Path = Path()
 
     async def operation(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="sweep-", dir=_WHERE))
-        try:
-            await super().operation()
-        finally:
-            self._check_files()
-            shutil.rmtree(self.path)
+        with scratch() as self.path:
+            try:
+                await super().operation()
+            finally:
+                self._check_files()
 
     def session(self, *hooks: Any, saver: ah.Saver | None = None, **options: Any) -> ah.AsyncMonitoredSession:
         """Make a session that is restored from the directory, and saves there."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import Any
 
 import aiohooks as ah
 from tests.fuzz.cancel_sweep.fixture import EVERY_STEP, THREAD_HANG_SECS, Broken, Fixture, advance_time, fails, scenario
 from tests.fuzz.cancel_sweep.probe import Probe
+from tests.support.waiting import forever
 
 
 async def train(fixture: Fixture, hook: ah.SessionRunHook, runs: int = 2) -> None:
@@ -70,10 +70,7 @@ async def failing(fixture: Fixture) -> None:
 
 @scenario("an evaluation that takes too long", hooks=1, manual=True, expect=ah.errors.HookTimeoutError)
 async def too_long(fixture: Fixture) -> None:
-    async def stuck(call: int) -> None:
-        await asyncio.Event().wait()
-
-    fixture.actions["evaluate"] = fixture.actions["evaluation"] = stuck
+    fixture.actions["evaluate"] = fixture.actions["evaluation"] = forever
     advance_time(fixture, 500, 1)
     await train(fixture, evaluator(fixture, mode="background" if fixture.seed % 2 else "inline", timeout_secs=9))
     check_no_timers(fixture)
@@ -124,10 +121,7 @@ async def stopped(fixture: Fixture) -> None:
 
 @scenario("a watchdog ends a run that stalls", hooks=1, manual=True, vanishing=True, expect=ah.errors.SessionStalledError)
 async def broken_off(fixture: Fixture) -> None:
-    async def stuck(call: int) -> None:
-        await asyncio.Event().wait()
-
-    fixture.actions["right"] = stuck
+    fixture.actions["right"] = forever
     await _watched(fixture, ah.WatchdogHook(20, on_stall="raise"))
 
 

@@ -14,12 +14,9 @@ import anyio
 
 import aiohooks as ah
 from tests.fuzz.cancel_sweep.fixture import Action, Body, Broken, Fixture, Worse, fails, scenario, soon
+from tests.support.waiting import forever
 
 Tool = Callable[[Fixture], Awaitable[None]]
-
-
-async def forever() -> None:
-    await asyncio.get_running_loop().create_future()
 
 
 async def fail(fixture: Fixture, name: str = "~inner", error: type[BaseException] = Worse) -> None:
@@ -189,9 +186,12 @@ def using(fixture: Fixture, tool: Tool, label: str) -> Action:
     return lambda _: fixture.probe.foreign_code(label, lambda: tool(fixture))
 
 
-def in_hooks(tool: Tool) -> Body:
+IN_HOOKS = ("h0.begin", "h0.after_create_session", "h0.before_run", "h1.before_run", "h1.after_run", "h0.end")
+
+
+def in_hooks(tool: Tool, *labels: str) -> Body:
     async def body(fixture: Fixture) -> None:
-        use(fixture, tool, "h0.begin", "h0.after_create_session", "h0.before_run", "h1.before_run", "h1.after_run", "h0.end")
+        use(fixture, tool, *labels)
         await fixture.train(runs=1)
 
     return body
@@ -258,7 +258,7 @@ def with_a_stop(tool: Tool) -> Body:
 
 for _tool in TOOLS:
     _name = _tool.__name__.replace("_", " ")
-    scenario(f"hooks with a {_name}", hooks=2)(in_hooks(_tool))
+    scenario(f"hooks with a {_name}", hooks=2)(in_hooks(_tool, *IN_HOOKS))
     scenario(f"steps with a {_name}", hooks=1)(in_steps(_tool))
     scenario(f"waits with a {_name}", hooks=1)(in_waits(_tool))
     scenario(f"a hook fails beside a {_name}", hooks=3, expect=Broken)(beside_a_failure(_tool))
@@ -285,19 +285,11 @@ async def group_of_anyio_that_raises(fixture: Fixture) -> None:
         await forever()
 
 
-def raises_in(label: str, tool: Tool) -> Body:
-    async def body(fixture: Fixture) -> None:
-        use(fixture, tool, label)
-        await fixture.train(runs=1)
-
-    return body
-
-
 for _tool in (group_that_raises, timeout_that_raises, group_of_anyio_that_raises):
     _expect: Any = TimeoutError if _tool is timeout_that_raises else ExceptionGroup
     for _label in ("h0.before_run", "h1.after_run", "right"):
         _name = f"a {_tool.__name__.replace('_', ' ')} in {_label}"
-        scenario(_name, hooks=2, expect=_expect)(raises_in(_label, _tool))
+        scenario(_name, hooks=2, expect=_expect)(in_hooks(_tool, _label))
 
 
 @scenario("a failing hook's own group, with a child that cleans up", hooks=2, expect=(Broken, ExceptionGroup))

@@ -8,7 +8,8 @@ from typing import Any
 
 import aiohooks as ah
 from tests.fuzz.cancel_sweep.fixture import Body, Broken, Fixture, Worse, advance_time, fails, scenario, soon
-from tests.fuzz.cancel_sweep.scenarios.foreign_cancels import TOOLS, forever, use
+from tests.fuzz.cancel_sweep.scenarios.foreign_cancels import TOOLS, use
+from tests.support.waiting import forever
 
 Next = Callable[[int], Awaitable[int]]
 
@@ -176,7 +177,7 @@ async def logged(fixture: Fixture) -> None:
 async def time_limits(fixture: Fixture) -> None:
     advance_time(fixture, 30, 1)
     for number in (0, 1):
-        fixture.actions[f"m{number}.call"] = lambda _: forever()
+        fixture.actions[f"m{number}.call"] = forever
     await call(fixture, lambda: ah.compose(Calls, members(fixture, timeout=5)).call(1))
 
 

@@ -11,7 +11,6 @@ import aiohooks as ah
 from tests.fuzz.cancel_sweep.fixture import (
     THREAD_HANG_SECS,
     Action,
-    Body,
     Broken,
     Fixture,
     ScriptedHook,
@@ -22,6 +21,7 @@ from tests.fuzz.cancel_sweep.fixture import (
     scenario,
     soon,
     two_steps,
+    two_steps_with,
 )
 
 # -- steps
@@ -118,22 +118,9 @@ async def singular(fixture: Fixture) -> None:
 # -- errors in each phase
 
 
-def _error_in(phase: str) -> Body:
-    async def body(fixture: Fixture) -> None:
-        fixture.actions[f"h1.{phase}"] = fails(Broken)
-        await two_steps(fixture)
-
-    return body
-
-
 for _phase in ("begin", "after_create_session", "before_run", "after_run", "end", "close"):
-    scenario(f"error in {_phase}", expect=Broken)(_error_in(_phase))
-
-
-@scenario("error in an operation", expect=Broken)
-async def error_in_operation(fixture: Fixture) -> None:
-    fixture.actions["right"] = fails(Broken, at=2)
-    await two_steps(fixture)
+    scenario(f"error in {_phase}", expect=Broken)(two_steps_with(**{f"h1_{_phase}": fails(Broken)}))
+scenario("error in an operation", expect=Broken)(two_steps_with(right=fails(Broken, at=2)))
 
 
 @scenario("error in the block", expect=Broken)
@@ -143,28 +130,22 @@ async def error_in_block(fixture: Fixture) -> None:
         raise Broken
 
 
-@scenario("errors in two hooks together", hooks=5, expect=(ExceptionGroup, Broken, Worse))
-async def two_errors(fixture: Fixture) -> None:
-    def action_of(error: type[BaseException]) -> Action:
-        async def action(call: int) -> None:
-            try:
-                await soon()
-            finally:
-                raise error  # also when it is cancelled because of the other one
+def _fails_in_any_case(error: type[BaseException]) -> Action:
+    async def action(call: int) -> None:
+        try:
+            await soon()
+        finally:
+            raise error  # also when it is cancelled because of another one
 
-        return action
-
-    fixture.actions["h1.before_run"] = action_of(Broken)
-    fixture.actions["h3.before_run"] = action_of(Worse)
-    await two_steps(fixture)
+    return action
 
 
-@scenario("errors in close of all, and in the run", expect=Worse)
-async def errors_everywhere(fixture: Fixture) -> None:
-    fixture.actions["train"] = fails(Worse)
-    for number in range(3):
-        fixture.actions[f"h{number}.close"] = fails(Broken)
-    await two_steps(fixture)
+scenario("errors in two hooks together", hooks=5, expect=(ExceptionGroup, Broken, Worse))(
+    two_steps_with(h1_before_run=_fails_in_any_case(Broken), h3_before_run=_fails_in_any_case(Worse))
+)
+scenario("errors in close of all, and in the run", expect=Worse)(
+    two_steps_with(train=fails(Worse), **{f"h{number}_close": fails(Broken) for number in range(3)})
+)
 
 
 @scenario("failing observers are only logged", hooks=3, vanishing=True)
@@ -179,10 +160,7 @@ async def observers(fixture: Fixture) -> None:
 # -- clean ends and stops
 
 
-@scenario("the input ends in an operation", hooks=2, vanishing=True)
-async def out_of_range(fixture: Fixture) -> None:
-    fixture.actions["left"] = fails(ah.OutOfRangeError, at=2)
-    await two_steps(fixture)
+scenario("the input ends in an operation", hooks=2, vanishing=True)(two_steps_with(left=fails(ah.OutOfRangeError, at=2)))
 
 
 @scenario("a hook asks for a stop", hooks=1)
@@ -249,16 +227,8 @@ async def close_by_hand(fixture: Fixture) -> None:
 # -- recovery
 
 
-def _recovers_from(label: str) -> Body:
-    async def body(fixture: Fixture) -> None:
-        fixture.actions[label] = fails(ah.AbortedError)
-        await two_steps(fixture)
-
-    return body
-
-
-for _label in ("h1.before_run", "h0.after_run", "train", "create", "h1.after_create_session"):
-    scenario(f"recovers from {_label}", hooks=2, creator=True, vanishing=True)(_recovers_from(_label))
+for _label in ("h1_before_run", "h0_after_run", "train", "create", "h1_after_create_session"):
+    scenario(f"recovers from {_label}", hooks=2, creator=True, vanishing=True)(two_steps_with(**{_label: fails(ah.AbortedError)}))
 
 
 @scenario("recovery is exhausted", hooks=2, creator=True, expect=ah.UnavailableError)

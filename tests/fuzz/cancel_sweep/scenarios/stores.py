@@ -17,7 +17,7 @@ import aiohooks as ah
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
-from tests.fuzz.cancel_sweep.fixture import NO_BACKOFF, Body, Fixture, await_to_the_end, scenario, soon
+from tests.fuzz.cancel_sweep.fixture import NO_BACKOFF, Action, Body, Fixture, await_to_the_end, fails, scenario, soon
 from tests.fuzz.cancel_sweep.probe import NOT_CANCELLED
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 
@@ -272,11 +272,7 @@ async def two_chiefs(fixture: StoreFixture) -> None:
 
 @store_scenario("a chief recovers on an engine", hooks=1, vanishing=True)
 async def chief_recovers(fixture: StoreFixture) -> None:
-    async def lost(call: int) -> None:
-        if call == 1:
-            raise ah.AbortedError
-
-    fixture.actions["train"] = lost
+    fixture.actions["train"] = fails(ah.AbortedError)
     async with fixture.process("chief") as chief:
         await lead_and_train(fixture, chief)
 
@@ -284,24 +280,24 @@ async def chief_recovers(fixture: StoreFixture) -> None:
 # -- failures of the engine
 
 
+def _outage_at(fixture: StoreFixture, call: int, **how: Any) -> Action:
+    async def action(number: int) -> None:
+        if number == call:
+            fixture.outage(12, **how)
+
+    return action
+
+
 @store_scenario("the engine is away during a run", hooks=1)
 async def away_in_run(fixture: StoreFixture) -> None:
-    async def away(call: int) -> None:
-        if call == 1:
-            fixture.outage(12)
-
-    fixture.actions["train"] = away
+    fixture.actions["train"] = _outage_at(fixture, 1)
     async with fixture.process("chief", lease_secs=1000) as chief:
         await lead_and_train(fixture, chief)
 
 
 @store_scenario("the engine loses its data during a run", hooks=1, parallel=True)
 async def data_lost(fixture: StoreFixture) -> None:
-    async def lost(call: int) -> None:
-        if call == 2:
-            fixture.outage(12, data_lost=True)
-
-    fixture.actions["train"] = lost
+    fixture.actions["train"] = _outage_at(fixture, 2, data_lost=True)
 
     async def waiter() -> None:
         await other.store.wait_for(3)

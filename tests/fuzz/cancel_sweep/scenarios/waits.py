@@ -18,6 +18,7 @@ from tests.fuzz.cancel_sweep.fixture import (
     scenario,
     soon,
 )
+from tests.support.waiting import forever
 
 # -- waiting for steps and for others
 
@@ -140,11 +141,8 @@ async def background(fixture: Fixture) -> None:
 
 @scenario("background work fails during a run", hooks=2, expect=Broken)
 async def background_fails(fixture: Fixture) -> None:
-    async def wait(call: int) -> None:
-        await asyncio.Event().wait()
-
     fixture.actions["~background"] = fails(Broken)
-    fixture.actions["h1.before_run"] = wait
+    fixture.actions["h1.before_run"] = forever
     async with fixture.open() as session:
         session.start_soon(fixture.perform, "~background")
         await fixture.run(session)
@@ -263,15 +261,12 @@ async def chief_and_worker(fixture: Fixture) -> None:
 
 @scenario("a hook takes too long", hooks=2, manual=True, expect=ah.errors.HookTimeoutError)
 async def hook_timeout(fixture: Fixture) -> None:
-    async def stuck(call: int) -> None:
-        await asyncio.Event().wait()
-
     async def later(call: int) -> None:
         await soon()
         fixture.clock.advance(3)
 
     slow = fixture.seed & 1  # the one in the caller's task, or the one in a task of its own
-    fixture.actions[f"h{slow}.before_run"] = stuck
+    fixture.actions[f"h{slow}.before_run"] = forever
     fixture.actions[f"h{1 - slow}.before_run"] = later
     hooks = [*fixture.hooks]
     hooks[slow] = ah.configure(fixture.hooks[slow], timeout=2)
