@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from aiohooks._aio.clock import Clock, current_clock
     from aiohooks.checkpoint import Saver
     from aiohooks.checkpoint.stateful import Stateful
-    from aiohooks.dispatch.group import HookGroup, compose
+    from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
-    from aiohooks.dispatch.lifecycle import point
+    from aiohooks.dispatch.lifecycle import chain, point, wrap
     from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph, in_thread
     from aiohooks.graph.session import Session
     from aiohooks.graph.variables import Variables
@@ -167,7 +167,9 @@ __all__ = [
     "VersionGateHook",
     "WatchdogHook",
     "WorkerSessionCreator",
+    "chain",
     "compose",
+    "compose_functions",
     "configure",
     "current_clock",
     "get_default_graph",
@@ -178,6 +180,7 @@ __all__ = [
     "open_step_store",
     "point",
     "run",
+    "wrap",
 ]
 
 if not TYPE_CHECKING:
@@ -190,9 +193,9 @@ if not TYPE_CHECKING:
             "aiohooks._aio.clock": ("Clock", "current_clock"),
             "aiohooks.checkpoint": ("Saver",),
             "aiohooks.checkpoint.stateful": ("Stateful",),
-            "aiohooks.dispatch.group": ("HookGroup", "compose"),
+            "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
-            "aiohooks.dispatch.lifecycle": ("point",),
+            "aiohooks.dispatch.lifecycle": ("chain", "point", "wrap"),
             "aiohooks.graph.graph": ("Graph", "Operation", "Placeholder", "Variable", "get_default_graph", "in_thread"),
             "aiohooks.graph.session": ("Session",),
             "aiohooks.graph.variables": ("Variables",),

@@ -16,9 +16,12 @@ import types
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
+import anyio
+
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """The folder of this library."""
 _STDLIB = os.path.dirname(os.__file__) + os.sep
+_ANYIO = os.path.dirname(anyio.__file__) + os.sep
 _MOST_FRAMES = 100
 
 
@@ -122,16 +125,18 @@ def user_location(frames: Sequence[types.FrameType]) -> str | None:
     if not frames:
         return None
     innermost = frames[-1]
-    own = next((frame for frame in reversed(frames) if not _is_library(frame)), innermost)
-    return _location(innermost) if own is innermost else f"{_location(own)}, in {_location(innermost)}"
+    own = next((frame for frame in reversed(frames) if not is_library(frame)), innermost)
+    return location(innermost) if own is innermost else f"{location(own)}, in {location(innermost)}"
 
 
-def _is_library(frame: types.FrameType) -> bool:
+def is_library(frame: types.FrameType) -> bool:
+    """Return whether a frame is of this library, of anyio or of Python's own; these are not the user's."""
     file = frame.f_code.co_filename
-    return file.startswith((PACKAGE, "<")) or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return file.startswith((PACKAGE, _ANYIO, "<")) or (file.startswith(_STDLIB) and "site-packages" not in file)
 
 
-def _location(frame: types.FrameType) -> str:
+def location(frame: types.FrameType) -> str:
+    """Return the function and the line of a frame."""
     return f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
 
 
@@ -141,5 +146,5 @@ def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
     for task in tasks:
         wait = task_wait(task)
         lines.append(f"task {task.get_name()!r}" + (f", waiting for {wait.awaits}" if wait.awaits else ""))
-        lines += [f"  {_location(frame)}" for frame in wait.frames] or ["  has not begun, or is written in C"]
+        lines += [f"  {location(frame)}" for frame in wait.frames] or ["  has not begun, or is written in C"]
     return "\n".join(lines)

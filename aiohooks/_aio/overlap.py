@@ -265,7 +265,7 @@ class Overlap(Waiting):
             starts[0] += 1
             try:
                 coro = self._call(number, call, args, False)
-                task = asyncio.Task(coro, loop=self._loop, name=name, context=context, eager_start=True)  # type: ignore[call-arg] # pyright: ignore
+                task = make_task(coro, loop=self._loop, name=name, context=context, eager_start=True)
             finally:
                 starts[0] -= 1
             if task.done():
@@ -277,7 +277,7 @@ class Overlap(Waiting):
         else:
             coro = self._call(number, call, args, True, secs)
             coro.send(None)  # up to its pause, so that a cancel which comes before the first step of the task is reported
-            task = asyncio.Task(coro, loop=self._loop, name=name, context=context)
+            task = make_task(coro, loop=self._loop, name=name, context=context)
             secs = None  # its time begins with its first step: a busy loop would end a call that has not begun
         self._tasks[number] = task
         self.left += 1
@@ -584,6 +584,8 @@ class _Nested(threading.local):
         """How many tasks of this thread are being started, one inside the other: each takes some of the stack."""
 
 
+make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
+"""Makes the task of a call; the check for leaks puts a function in its place that notes where the call was made."""
 _nested = _Nested()
 _left_running: set[asyncio.Task[None]] = set()
 """Tasks to which nothing else might refer; the loop does not."""

@@ -164,6 +164,12 @@ class PrometheusHook(SessionRunHook):
         families.recoveries.add_metric(labels, status.recoveries)
         families.step.add_metric(labels, status.steps.latest.step)
         families.waiters.add_metric(labels, status.steps.waiting)
+        for hook in status.hooks:
+            families.hook_calls.add_metric([*labels, hook.name], hook.calls)
+            families.hook_failures.add_metric([*labels, hook.name], hook.failures)
+            families.hook_dropped.add_metric([*labels, hook.name], hook.dropped)
+            families.hook_pending.add_metric([*labels, hook.name], hook.pending)
+            families.hook_disabled.add_metric([*labels, hook.name], hook.disabled)
         _add_histogram(families.step_seconds, labels, self._step_counts, self._step_secs)
         rate = self._rate.update(current_clock().now(), status.steps.latest)
         if rate is not None:
@@ -203,6 +209,7 @@ class _Families:
     def __init__(self) -> None:
         self.all: list[Metric] = []
         of_session, of_hook, of_gate = ["session"], ["session", "hook", "method"], ["session", "versions"]
+        of_hooks = ["session", "hook"]
         add = self._add
         self.runs: CounterMetricFamily = add(CounterMetricFamily, "runs", "Runs begun.", of_session)
         self.recoveries: CounterMetricFamily = add(CounterMetricFamily, "recoveries", "Raw sessions replaced.", of_session)
@@ -213,6 +220,11 @@ class _Families:
         self.hook_blocking: CounterMetricFamily = add(
             CounterMetricFamily, "hook_blocking_seconds", "How long hooks held the event loop.", of_hook
         )
+        self.hook_calls: CounterMetricFamily = add(CounterMetricFamily, "hook_calls", "Calls of a hook.", of_hooks)
+        self.hook_failures: CounterMetricFamily = add(CounterMetricFamily, "hook_failures", "Those that failed.", of_hooks)
+        self.hook_dropped: CounterMetricFamily = add(CounterMetricFamily, "hook_dropped", "Those it did not get.", of_hooks)
+        self.hook_pending: GaugeMetricFamily = add(GaugeMetricFamily, "hook_pending", "Its background calls.", of_hooks)
+        self.hook_disabled: GaugeMetricFamily = add(GaugeMetricFamily, "hook_disabled", "1 while it is disabled.", of_hooks)
         self.waiters: GaugeMetricFamily = add(GaugeMetricFamily, "step_waiters", "Waits for a step.", of_session)
         self.saved: CounterMetricFamily = add(CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", of_session)
         self.failed: CounterMetricFamily = add(CounterMetricFamily, "checkpoints_failed", "Saves that failed.", of_session)

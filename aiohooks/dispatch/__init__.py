@@ -5,15 +5,30 @@ calls       calls in order groups: those that cannot wait in turn, the others ov
 background  calls that are queued and run beside what follows
 lifecycle   the methods of a class that hooks can implement, and the checks of hooks
 answers     one answer of several hooks, for each kind of method
-group       HookGroup and compose: one object that stands for several hooks
+plain       plain functions where coroutine functions are called
+group       HookGroup and compose: one object that stands for several hooks; compose_functions
 """
 
-from aiohooks.dispatch.group import HookGroup, HookStatus, compose
+from aiohooks.dispatch.calls import HookStatus
+from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
-from aiohooks.dispatch.lifecycle import point
+from aiohooks.dispatch.lifecycle import chain, point, wrap
 
-__all__ = ["Hook", "HookGroup", "HookRegistration", "HookStatus", "compose", "configure", "in_order", "point"]
+__all__ = [
+    "ComposedFunctions",
+    "Hook",
+    "HookGroup",
+    "HookRegistration",
+    "HookStatus",
+    "chain",
+    "compose",
+    "compose_functions",
+    "configure",
+    "in_order",
+    "point",
+    "wrap",
+]
 
-for _each in (Hook, HookGroup, HookRegistration, HookStatus, compose, configure, in_order, point):
+for _each in (Hook, HookGroup, HookRegistration, HookStatus, chain, compose, compose_functions, configure, in_order, point, wrap):
     _each.__module__ = __name__
 del _each

@@ -2,7 +2,8 @@
 
 Target    what a method calls
 wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
-answer    calls the others, and returns the one answer: the only one, the first, or the last of a chain
+observe   calls the hooks that only observe, before the others
+answer    calls the others, and returns the one answer: the only one, the first, the last of a chain, or all as one
 
 A plain function is called as a coroutine function that cannot wait.
 """
@@ -12,16 +13,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
+import operator
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.run_scope import current_scope
+from aiohooks._validate import shown
 from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.lifecycle import Point
-from aiohooks.errors import HookCancelledError, InvalidHookError, hook_cancelled_error, raise_unchanged
+from aiohooks.errors import HookCancelledError, InvalidArgumentError, InvalidHookError, hook_cancelled_error, raise_unchanged
 
+_logger = logging.getLogger("aiohooks")
 Keywords = Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], Keywords]
 
@@ -35,33 +40,49 @@ class Target(NamedTuple):
     """The same calls one by one, for methods whose hooks are called in turn."""
     wrappers: tuple[OrderGroup, ...]
     """The hooks that wrap the calls of the others, one by one."""
+    observers: tuple[OrderGroup, ...]
+    """The calls of hooks whose answers do not count."""
     quick: OrderGroup | None
     """All calls, if nothing else is to be done than to make them, and none may wait."""
 
+    @property
+    def may_wait(self) -> bool:
+        """Whether one of the calls may wait."""
+        return not all(group.in_turn for group in (*self.groups, *self.wrappers, *self.observers))
+
 
 def make_target(
-    each: Point, hooks: Sequence[RegisteredHook], grace_secs: float, bind: Callable[[RegisteredHook, str], Method]
+    each: Point,
+    hooks: Sequence[RegisteredHook],
+    grace_secs: float,
+    bind: Callable[[RegisteredHook, str], Method],
+    *,
+    is_reverse: bool = False,
 ) -> Target:
-    """Return what a method calls; `bind` queues background calls."""
+    """Return what a method calls; `bind` queues background calls. With `is_reverse` the last hook is the first."""
+    step = -1 if is_reverse else 1
 
     def singles(hooks: list[RegisteredHook], bind: Callable[[RegisteredHook, str], Method]) -> tuple[OrderGroup, ...]:
-        return tuple(OrderGroup(each.name, [one], grace_secs, bind=bind) for one in hooks)
+        return tuple(OrderGroup(each.name, [one], grace_secs, bind=bind, wraps=hooks is wrappers) for one in hooks)
 
-    hooks = sorted(hooks, key=lambda one: one.registration.order)
+    hooks = sorted(hooks, key=lambda one: one.registration.order)[::step]
     wraps, in_turn = each.how == "wrap", each.how in ("first", "chain")
     wrappers = [one for one in hooks if wraps or inspect.isasyncgenfunction(getattr(one.hook, each.name))]
-    callees = [one for one in hooks if one not in wrappers]
+    observers = [one for one in hooks if each.how != "none" and one.registration.observer]
+    callees = [one for one in hooks if one not in wrappers and one not in observers]
     if not each.is_async:
         bind = _plain
     elif each.how != "none":
         bind = bound_method
     together = OrderGroup(each.name, callees, grace_secs, bind=bind)
-    is_quick = callees and together.in_turn and not wrappers and (each.how == "none" or (each.does_nothing and not in_turn))
+    is_one_call = each.how == "none" or (each.does_nothing and not in_turn and each.how != "race")
+    is_quick = callees and together.in_turn and not wrappers and not observers and is_one_call
     return Target(
         each,
-        order_groups(each.name, callees, grace_secs, bind),
+        order_groups(each.name, callees, grace_secs, bind)[::step],
         singles(callees, bind) if in_turn else (),
         singles(wrappers, bound_method if wraps else _wrapping),
+        order_groups(each.name, observers, grace_secs, bind)[::step],
         together if is_quick else None,
     )
 
@@ -89,29 +110,130 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
             if answer is not None:
                 if each.how == "first":
                     return answer
-                given = _with_last(each, *given, answer)
-        answer = _last(each, *given) if each.how == "chain" else None
+                given = _with_argument(each, *given, answer)
+        answer = _argument(each, *given) if each.how == "chain" else None
+    elif each.how == "race":
+        answer, groups = None, iter(target.groups)
+        while answer is None and (group := next(groups, None)) is not None:
+            answer = await _Race(group).run(args, keywords)
     else:
-        answer = only_answer(each, await call_groups(target.groups, args, keywords))
-    if answer is None and each.how != "none" and not (each.does_nothing and each.how != "wrap"):
+        answer = only_answer(target, await call_groups(target.groups, args, keywords))
+    is_answered = bool(target.groups) if each.calls_next else each.how == "none" or each.does_nothing
+    if answer is None and not is_answered:
         return await own(*args, **keywords)
     return answer
 
 
-def only_answer(each: Point, answers: Sequence[Any]) -> Any:
-    """Return the answer of a method of which nothing says whether it returns something.
+def only_answer(target: Target, answers: Sequence[Any]) -> Any:
+    """Return the one answer of hooks that were called together.
 
     Raises:
-        InvalidHookError: one of several hooks has answered.
+        InvalidHookError: one of several hooks has answered, and nothing says what that means; or answers cannot be merged.
     """
-    if each.how == "none" or not answers:
+    each = target.point
+    if each.how == "none":
+        if answers.count(None) < len(answers):
+            for one, answer in zip((one for group in target.groups for one in group.hooks), answers, strict=True):
+                if answer is not None:
+                    log_dropped(one, each.name, answer, "the method returns None")
         return None
+    if not answers:
+        return None
+    if each.how == "together":
+        return next((answer for answer in answers if answer is not None), None)
+    if each.how == "merge":
+        names = (call.name for group in target.groups for call in group.calls)
+        return _merged([(name, answer) for name, answer in zip(names, answers, strict=True) if answer is not None])
     if len(answers) > 1 and any(answer is not None for answer in answers):
         raise InvalidHookError(
             f"several hooks implement {each.name}, and it returned {answers!r}; say what is its result: "
             f'results={{"{each.name}": "first"}}'
         )
     return answers[0]
+
+
+def _merged(answers: list[tuple[str, Any]]) -> Any:
+    for name, answer in answers:
+        first, like = answers[0]
+        if type(answer) not in (list, tuple, dict) or type(answer) is not type(like):
+            wanted = "a list, tuple or dict" if answer is like else f"a {type(like).__name__} as {first} does"
+            raise InvalidHookError(f"{name} returned {shown(answer)}, which cannot be merged; return {wanted}, or None")
+    if not answers or type(answers[0][1]) is not dict:
+        return functools.reduce(operator.add, [answer for _, answer in answers]) if answers else None
+    merged: dict[Any, Any] = {}
+    whose: dict[Any, str] = {}
+    for name, answer in answers:
+        for key in answer:
+            if key in whose:
+                raise InvalidHookError(f"{whose[key]} and {name} both returned {key!r}; each key may come from one hook only")
+            whose[key] = name
+        merged.update(answer)
+    return merged
+
+
+class _Race(HookCalls):
+    """The calls of hooks of one order, of which the first that answers ends the others."""
+
+    __slots__ = ("_winner",)
+
+    keeps_result = True  # only an answer ends it
+
+    def __init__(self, group: OrderGroup) -> None:
+        super().__init__(group, [None] * len(group.calls), None, None)
+        self._winner: int | None = None
+
+    async def run(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
+        """Make the calls, and return the answer of the first."""
+        for number, call in enumerate(self._group.current_calls()):
+            try:
+                if call.condition is not None and not call.condition(*args, **keywords):
+                    continue
+                self._group.hooks[number].counted += 1
+                if call.may_wait:
+                    self.start(number, call.method, args, keywords, call.name, call.secs)
+                else:
+                    self.results[number] = await call.method(*args, **keywords)
+                    self.in_turn()
+                    self.succeeded(number)
+            except BaseException as error:
+                self.failed(number, error)
+            if self.failing:
+                break
+        await self.wait()
+        return None if self._winner is None else self.results[self._winner]
+
+    def succeeded(self, number: int) -> None:
+        if self._winner is None and not self.failing and self.results[number] is not None:
+            self._winner = number
+            self.end(CancelledError())
+
+    def suppresses(self, number: int, error: BaseException) -> bool:
+        is_logged = super().suppresses(number, error)
+        if not is_logged and self._winner is not None and isinstance(error, Exception):
+            _logger.error("%s failed, but %s has answered", self.describe(number), self.describe(self._winner), exc_info=error)
+            is_logged = True
+        return is_logged
+
+
+async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
+    """Call the hooks whose answers do not count."""
+    given = positional_first(target.point.positional, args, {**keywords})
+    answers = await call_groups(target.observers, *given)
+    for one, answer in zip((one for group in target.observers for one in group.hooks), answers, strict=True):
+        if answer is not None:
+            log_dropped(one, target.point.name, answer, "it is an observer")
+
+
+_dropped: WeakKeyDictionary[RegisteredHook, set[str]] = WeakKeyDictionary()
+"""The methods of which an answer was dropped."""
+
+
+def log_dropped(registered: RegisteredHook, method: str, answer: object, reason: str) -> None:
+    """Log that the answer of a hook does not count, once for each method."""
+    known = _dropped.setdefault(registered, set())
+    if method not in known:
+        known.add(method)
+        _logger.warning("%s.%s returned %s, which is dropped: %s", registered.name, method, shown(answer), reason)
 
 
 # -- hooks that wrap
@@ -131,30 +253,84 @@ async def _call_wrapper(each: Point, group: OrderGroup, rest: Rest, args: tuple[
 
     What a hook wraps is not called again when the hook has failed and that is only logged: its answer or error counts.
     """
-    if group.hooks[0].disabled:
+    registered = group.hooks[0]
+    registered.counted += 1
+    if registered.is_left_out():
         return await rest(args, keywords)
     wrapper = _WrapperCall(group, rest)
     try:
         await wrapper.make(each, args, keywords)
         if not wrapper.is_logged:
+            registered.succeeded()
             return wrapper.results[0]
         if wrapper.answers:
             return wrapper.answers[0]
         if wrapper.errors:
             raise_unchanged(next(error for error in reversed(wrapper.errors) if not isinstance(error, CancelledError)))
     finally:
+        registered.retry_later()
         wrapper.errors.clear()  # their tracebacks refer to it
     return await rest(args, keywords)
+
+
+class _AsGiven(NamedTuple):
+    """What the caller gave as the next, and how a hook called it."""
+
+    call_next: Callable[..., Any]
+    args: tuple[Any, ...]
+    keywords: Keywords
+
+
+def own_body(each: Point, own: Method) -> Method:
+    """Return what a wrapping method does itself: if its body does nothing, it calls what the caller gave as the next.
+
+    It does so as the last hook did that gave arguments; or with the last arguments of the call, as many as are wanted.
+    """
+    if each.how != "wrap" or not each.does_nothing:
+        return own
+
+    async def call_given(self: Any, *given: Any, **named: Any) -> Any:
+        args: tuple[Any, ...]
+        keywords: Keywords
+        args, keywords = positional_first(each.positional, given, named)
+        key, call_next = _key(each, args, keywords), _argument(each, args, keywords)
+        if isinstance(call_next, _AsGiven):
+            call_next, args, keywords = call_next
+        else:
+            values = {place: one for place, one in {**dict[Any, Any](enumerate(args)), **keywords}.items() if place != key}
+            others = {*keywords}.difference(each.positional, each.keywords)
+            keywords = {name: values.pop(name) for name in keywords if name in others}
+            args = _last_wanted(call_next, [*values.values()])
+        if not callable(call_next):
+            raise InvalidArgumentError(f"{each.name} got {shown(call_next)} as the next; give what the last hook calls")
+        answer = call_next(*args, **keywords)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return call_given
+
+
+def _last_wanted(function: Callable[..., Any], values: list[Any]) -> tuple[Any, ...]:
+    """Return the last values, as many as the function wants by position; all if it takes any, or if that is not known."""
+    if isinstance(getattr(function, "__self__", None), _WrapperCall):
+        return ()  # of a group that has this one as a hook: it takes what is changed
+    try:
+        wanted = [one.kind for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+    except (TypeError, ValueError):
+        return tuple(values)
+    Kind = inspect.Parameter
+    count = sum(kind in (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD) for kind in wanted)
+    return tuple(values if Kind.VAR_POSITIONAL in wanted else values[max(len(values) - count, 0) :])
 
 
 class _WrapperCall(HookCalls):
     """The call of one hook that wraps others. Its time limit is for its own time: it does not count while they are active."""
 
-    __slots__ = ("_active", "_rest", "_secs_left", "_since", "answers", "errors", "is_logged")
+    __slots__ = ("_active", "_given", "_rest", "_secs_left", "_since", "answers", "errors", "is_logged")
 
     def __init__(self, group: OrderGroup, rest: Rest) -> None:
         super().__init__(group, [None], None, None)
         self._rest = rest
+        self._given: tuple[Point, tuple[Any, ...], Keywords]
         self._active = 0  # calls of the others that have not ended
         self._secs_left: float | None = None
         self._since = 0.0
@@ -167,16 +343,10 @@ class _WrapperCall(HookCalls):
 
     async def make(self, each: Point, args: tuple[Any, ...], keywords: Keywords) -> None:
         """Make the call."""
-        scope = current_scope.get()
-        calls = self._group.observed_calls(scope.observers) if scope is not None and scope.observers else self._group.calls
-        call = calls[0]
+        call = self._group.current_calls()[0]
         if each.how == "wrap":
-            given = _with_last(each, args, keywords, _last(each, args, keywords))
-
-            async def call_next(*changed: Any, **named: Any) -> Any:
-                return await self._call_rest(*_changed(each, *given, changed, named))
-
-            args, keywords = _with_last(each, args, keywords, call_next)
+            self._given = each, *_with_argument(each, args, keywords, _argument(each, args, keywords))
+            args, keywords = _with_argument(each, args, keywords, self.call_next)
         else:
             args = (functools.partial(self._call_rest, args, keywords), *args)
         if call.may_wait:
@@ -187,6 +357,16 @@ class _WrapperCall(HookCalls):
             except BaseException as error:
                 self.failed(0, error)
         await self.wait()
+
+    async def call_next(self, /, *changed: Any, **named: Any) -> Any:
+        """Call the next hook with the arguments of the call, of which some may be changed."""
+        each, args, keywords = self._given
+        new = _changed(each, args, keywords, changed, named)
+        if each.does_nothing and (changed or named):
+            given = _argument(each, args, keywords)
+            given = given.call_next if isinstance(given, _AsGiven) else given
+            new = _with_argument(each, *new, _AsGiven(given, changed, named))
+        return await self._call_rest(*new)
 
     async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
         if self.is_logged or self._left_behind is not None:
@@ -261,35 +441,42 @@ def positional_first(
     return tuple(given), keywords
 
 
-def _last_key(each: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
-    """Return the name of the last argument, or its place where it is given by position; also of one that is left out."""
-    if not each.keywords and (each.variadic[0] or not each.positional):
-        return max(len(args) - 1, 0)
-    name, place = (each.keywords or each.positional)[-1], len(each.positional) - 1
-    return name if each.keywords or name in keywords or len(args) < place else place
+def _key(each: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
+    """Return the name of the argument of a method that counts, or its place where it is given by position; also if left out."""
+    name = each.argument
+    if name is None:
+        if not each.keywords and (each.variadic[0] or not each.positional):
+            return max(len(args) - 1, 0)
+        name = (each.keywords or each.positional)[-1]
+    if name in keywords or name not in each.positional:
+        return name
+    place = each.positional.index(name)
+    return name if len(args) < place else place
 
 
-def _last(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Return the last argument of a call, None if it is left out."""
-    key = _last_key(each, args, keywords)
+def _argument(each: Point, args: tuple[Any, ...], keywords: Keywords) -> Any:
+    """Return this argument of a call, None if it is left out."""
+    key = _key(each, args, keywords)
     return keywords.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
 
 
-def _with_last(each: Point, args: tuple[Any, ...], keywords: Keywords, last: Any) -> Arguments:
-    """Replace or add the last argument."""
-    key = _last_key(each, args, keywords)
-    return (args, {**keywords, key: last}) if isinstance(key, str) else ((*args[:key], last, *args[key + 1 :]), keywords)
+def _with_argument(each: Point, args: tuple[Any, ...], keywords: Keywords, value: Any) -> Arguments:
+    """Replace or add this argument."""
+    key = _key(each, args, keywords)
+    return (args, {**keywords, key: value}) if isinstance(key, str) else ((*args[:key], value, *args[key + 1 :]), keywords)
 
 
 def _changed(each: Point, args: tuple[Any, ...], keywords: Keywords, new: Sequence[Any], named: Keywords) -> Arguments:
-    """Return the arguments with those that a hook gives to the next one: by name, or in the place of those before the last."""
-    last = _last_key(each, args, keywords)
-    keys: dict[str, str | int] = {name: place for place, name in enumerate(each.positional[: len(args)]) if place != last}
+    """Return the arguments with those that a hook gives to the next one: by name, or in the place of the last ones."""
+    own = _key(each, args, keywords)
+    keys: dict[str, str | int] = {name: place for place, name in enumerate(each.positional[: len(args)]) if place != own}
     changed = {keys.get(name, name): value for name, value in named.items()}
     values: dict[Any, Any] = {**dict(enumerate(args)), **keywords, **changed}
     named_later = (name for name in each.positional[len(args) :] if name in keywords)
-    by_position = [one for one in (*range(len(args)), *named_later) if one != last]
-    left, others = [*new], [one for one in by_position or each.keywords if one in values and one not in changed and one != last]
+    by_position = [one for one in (*range(len(args)), *named_later) if one != own]
+    left, others = [*new], [one for one in by_position or each.keywords if one in values and one not in changed and one != own]
     while left and others:
         values[others.pop()] = left.pop()
+    if each.does_nothing and not each.variadic[0]:
+        left = []  # more than the method has: they are for what the caller gave
     return positional_first(each.positional, (*left, *(values.pop(place) for place in range(len(args)))), values)

@@ -10,33 +10,46 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.run_scope import leave_run
-from aiohooks.dispatch.calls import CONDITION, HookCalls, Method, OrderGroup, RegisteredHook, bound_method
+from aiohooks.dispatch.answers import log_dropped
+from aiohooks.dispatch.calls import CONDITION, HookCalls, HookStatus, Method, OrderGroup, RegisteredHook, bound_method
 from aiohooks.errors import HookGroupClosedError, flattened
 
 _logger = logging.getLogger("aiohooks")
 
 
+class _Shared(NamedTuple):
+    enter: Callable[[], object]
+    observers: Sequence[Observer]
+    step_of: Callable[..., int | None]
+
+
 class BackgroundCalls:
     """The queues of all background hooks of one group or session."""
 
-    def __init__(self, grace_secs: float, enter: Callable[[], object] = lambda: None, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        grace_secs: float,
+        enter: Callable[[], object] = lambda: None,
+        observers: Sequence[Observer] = (),
+        step_of: Callable[..., int | None] = lambda *_, **__: None,
+    ) -> None:
         """Take what all queues share.
 
         Args:
             grace_secs: how long cancelled calls may take to end.
             enter: called first in the context of each call.
             observers: notified of each call.
+            step_of: returns the step of a call, given the same, for the notes of errors.
         """
         self._grace_secs = grace_secs
-        self._enter = enter
-        self._observers = observers
+        self._shared = _Shared(enter, observers, step_of)
         # The queue of a hook that was removed goes with its last call and failure: only these refer to the registered hook.
         self._queues: WeakKeyDictionary[RegisteredHook, CallQueue] = WeakKeyDictionary()
 
@@ -46,7 +59,7 @@ class BackgroundCalls:
             return bound_method(registered, method)
         queue = self._queues.get(registered)
         if queue is None:
-            queue = self._queues[registered] = CallQueue(registered, self._enter, self._observers)
+            queue = self._queues[registered] = CallQueue(registered, self._shared)
         group = OrderGroup(method, [registered], self._grace_secs)
         call = functools.partial(queue.put, group)
         setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
@@ -56,6 +69,10 @@ class BackgroundCalls:
         """Return how many calls of a hook are queued or active."""
         queue = self._queues.get(registered)
         return 0 if queue is None else len(queue.calls)
+
+    def status(self, hooks: Iterable[RegisteredHook]) -> list[HookStatus]:
+        """Return what has become of the calls of hooks."""
+        return [one.status(self.pending(one)) for one in hooks]
 
     async def drain(self, hooks: Iterable[RegisteredHook]) -> None:
         """Wait until the queues of `hooks` are empty, except that of the running call; leave their failures to the next call."""
@@ -88,7 +105,7 @@ class _QueuedCall(HookCalls):
     __slots__ = ("_args", "_keywords", "context", "done", "queue")
 
     def __init__(self, queue: CallQueue, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
-        super().__init__(group, [None], None, None)
+        super().__init__(group, [None], queue.shared.step_of(*args, **keywords), None)
         self._args = args
         self._keywords = keywords
         self.queue: CallQueue = queue
@@ -102,8 +119,8 @@ class _QueuedCall(HookCalls):
         """Start the call; its queue is notified when it has ended."""
         if not self.failing:
             call, method = self._group.calls[0], self._group.methods[0]
-            if self.queue.observers:
-                method = functools.partial(observed_call, method, "background", call.name, tuple(self.queue.observers))
+            if observers := tuple(self.queue.shared.observers):
+                method = functools.partial(observed_call, method, "background", call.name, observers)
             try:
                 if not call.may_wait or call.condition is None or call.condition(*self._args, **self._keywords):
                     context = contextvars.copy_context()
@@ -119,10 +136,17 @@ class _QueuedCall(HookCalls):
             self._outer = CancelledError()
             self._cancel_calls()
 
+    @property
+    def registered(self) -> RegisteredHook:
+        return self._group.hooks[0]
+
     def finish(self) -> None:
-        """Raise the failure of the call, when it is done."""
+        """Raise the failure of the call, when it is done; log that its answer is dropped."""
         try:
             super().finish()
+            if self.results[0] is not None:
+                method = self._group.calls[0].name.rpartition(".")[2]
+                log_dropped(self.registered, method, self.results[0], "the method returns None")
         finally:
             self._tasks.clear()
             del self.context  # like that of the task, it refers to the call
@@ -137,11 +161,11 @@ class CallQueue:
     has ended.
     """  # noqa: D205
 
-    def __init__(self, registered: RegisteredHook, enter: Callable[[], object], observers: Sequence[Observer]) -> None:
+    def __init__(self, registered: RegisteredHook, shared: _Shared) -> None:
         self._name = registered.name
+        self._drops = registered.registration.on_full == "drop"
         self._max_pending = registered.registration.max_pending
-        self._enter = enter
-        self.observers: Sequence[Observer] = observers
+        self.shared: _Shared = shared
         self.calls: deque[_QueuedCall] = deque()
         """The calls that have not ended; the first is being made."""
         self._waiters: list[asyncio.Future[None]] = []  # callers; the first ones have a place each, if there are free ones
@@ -150,7 +174,7 @@ class CallQueue:
         self._closed = False  # calls are refused: no task would wait for them
 
     def has_to_wait(self, group: OrderGroup, /, *args: Any, **keywords: Any) -> bool:
-        """Queue a call if there is a place for it; return whether there is none.
+        """Queue a call if there is a place for it; return whether there is none, and the call is not to be dropped.
 
         There is always one for a call that the queue would wait for: that of a hook which calls its own group.
 
@@ -159,7 +183,9 @@ class CallQueue:
         """
         self._check()
         if (self._waiters or len(self.calls) >= self._max_pending) and not self.waits_for_caller():
-            return True
+            if self._drops:
+                group.hooks[0].overflowed(group.calls[0].name)
+            return not self._drops
         self._append(group, args, keywords)
         return False
 
@@ -191,10 +217,11 @@ class CallQueue:
             raise HookGroupClosedError(f"{self._name} takes no more background calls: its group has been left")
 
     def _append(self, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        group.hooks[0].counted += 1
         call = _QueuedCall(self, group, args, keywords)
         call.context.run(leave_run)  # it is not part of the run that queues it
         call.context.run(_current_call.set, call)
-        call.context.run(self._enter)
+        call.context.run(self.shared.enter)
         self.calls.append(call)
         if len(self.calls) == 1:
             self._start_next()
@@ -219,6 +246,7 @@ class CallQueue:
         if not self.calls:
             return
         _logger.warning("%s has %s background calls left, which are dropped", self._name, len(self.calls))
+        self.calls[0].registered.dropped += len(self.calls) - 1
         while len(self.calls) > 1:
             wake(self.calls.pop().done)
         self.calls[0].drop()

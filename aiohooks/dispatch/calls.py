@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import itertools
 import logging
 import operator
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakSet
 
+from aiohooks._aio.clock import monotonic_now
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._aio.run_scope import current_scope
+from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, raise_unchanged
+from aiohooks.dispatch.plain import plain_call, threaded
+from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, printable, raise_unchanged, safe_repr
 
 _logger = logging.getLogger("aiohooks")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,6 +60,8 @@ class HookCall:
     method: Method
     may_wait: bool
     """Whether it has a task; the others are made in the caller's."""
+    queued: bool
+    """Whether it is put into a queue, which counts it."""
     condition: Callable[..., bool] | None
     """It is only made if this says so, given the same."""
     name: str
@@ -61,57 +69,142 @@ class HookCall:
     """Its time limit."""
 
 
+class HookStatus(NamedTuple):
+    """What has become of the calls of one hook.
+
+    `calls` are all, also those that are queued or were dropped, and `failures` those that failed, which was raised or logged.
+    `dropped` are calls that it did not get, as its queue was full or had to end, or as it was disabled: since `disabled_since`,
+    in Unix time. `pending` are background calls that wait or run.
+    """
+
+    name: str
+    calls: int
+    failures: int
+    last_error: str | None
+    dropped: int
+    disabled_since: float | None
+    pending: int
+
+    @property
+    def disabled(self) -> bool:
+        """Whether it is out of the calls."""
+        return self.disabled_since is not None
+
+
 class RegisteredHook:
     """A hook in one group or session, with what has become of its calls."""
 
-    __slots__ = ("__weakref__", "disabled", "failures", "failures_in_a_row", "name", "registration")
+    __slots__ = (
+        *("__weakref__", "_retry_at", "counted", "disabled_since", "dropped", "failures", "failures_in_a_row", "groups"),
+        *("last_error", "name", "overflows", "registration"),
+    )
 
     def __init__(self, name: str, registration: HookRegistration) -> None:
         self.name: str = name
         """Its class, numbered where there are several."""
         self.registration: HookRegistration = registration
+        self.groups: WeakSet[OrderGroup] = WeakSet()
+        """Those that it is called by: what may not wait is counted there, once for all hooks."""
+        self.counted: int = 0
+        """Its other calls."""
+        self.dropped: int = 0
+        self.overflows: int = 0
+        """Calls that were dropped because its queue was full."""
         self.failures: int = 0
-        """Failures that were logged, with `on_error="log"`."""
         self.failures_in_a_row: int = 0
-        self.disabled: bool = False
-        """Whether it is out of the calls, as its `disable_after` says."""
+        self.last_error: str | None = None
+        self.disabled_since: float | None = None
+        self._retry_at: float | None = None  # on the clock; None while a call tries it again, or none ever will
 
     @property
     def hook(self) -> Any:
         return self.registration.hook
 
+    def status(self, pending: int) -> HookStatus:
+        """Return what has become of its calls, of which `pending` are queued."""
+        calls = self.counted + sum(group.made for group in self.groups)
+        return HookStatus(self.name, calls, self.failures, self.last_error, self.dropped, self.disabled_since, pending)
+
+    def overflowed(self, who: str) -> None:
+        """Count a call that is dropped because the queue is full, and log the first and then every tenfold."""
+        self.counted += 1
+        self.dropped += 1
+        self.overflows += 1
+        if _is_logged(self.overflows):
+            text = "%s: background call dropped, as its on_full says: max_pending=%s are pending; dropped so far: %s"
+            _logger.warning(text, who, self.registration.max_pending, self.overflows)
+
+    def is_left_out(self) -> bool:
+        """Return whether a call does without the hook, as it is disabled; the first one after its `retry_secs` does not."""
+        if self.disabled_since is None:
+            return False
+        if self._retry_at is None or monotonic_now()() < self._retry_at:
+            self.dropped += 1
+            return True
+        self._retry_at = None
+        return False
+
+    def succeeded(self) -> None:
+        """Note the success of a call; if it has tried a disabled hook again, that takes part from now on."""
+        self.failures_in_a_row = 0
+        if self.disabled_since is not None and self._retry_at is None and self.registration.retry_secs is not None:
+            self.disabled_since = None
+            _logger.warning("%s has succeeded and is called again, as its retry_secs says", self.name)
+
+    def retry_later(self) -> None:
+        """Let a call try a disabled hook again after its `retry_secs`, if it has any."""
+        secs = self.registration.retry_secs
+        if self.disabled_since is not None and secs is not None:
+            self._retry_at = monotonic_now()() + secs
+
     def suppresses(self, who: str, error: BaseException) -> bool:
-        """Log the error of a hook with `on_error="log"` and return true: the first with its traceback, then every tenfold."""
-        if self.registration.on_error != "log" or not isinstance(error, Exception):
+        """Count an error. With `on_error="log"` return true, and log the first with its traceback, then every tenfold."""
+        if not isinstance(error, Exception):
             return False
         self.failures += 1
+        self.last_error = printable(safe_repr(error))
+        if self.registration.on_error != "log":
+            return False
         self.failures_in_a_row += 1
         number = self.failures
         if number == 1:
             add_origin(error, who)  # later ones are often the same error again, which would collect notes
             _logger.error("%s failed; continuing, as its on_error says", who, exc_info=error)
-        elif number == 10 ** (len(str(number)) - 1):
+        elif _is_logged(number):
             _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, number, error)
         limit = self.registration.disable_after
-        if limit is not None and self.failures_in_a_row >= limit and not self.disabled:
-            self.disabled = True
-            _logger.warning("%s failed %s times in a row and is not called any more, as its disable_after says", self.name, limit)
+        if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
+            self.disabled_since = time.time()
+            self.retry_later()
+            retry = self.registration.retry_secs
+            ends = "any more" if retry is None else f"for {retry:g} s"
+            _logger.warning("%s failed %s times in a row and is not called %s, as its disable_after says", self.name, limit, ends)
         return True
 
     def __repr__(self) -> str:
-        return f"<{self.name}{', disabled' if self.disabled else ''}>"
+        return f"<{self.name}{'' if self.disabled_since is None else ', disabled'}>"
+
+
+def _is_logged(number: int) -> bool:
+    """Return whether it is the 1st, the 10th, the 100th and so on."""
+    return str(number).rstrip("0") == "1"
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:
-    """Return the method of the hook itself."""
-    bound: Method = getattr(registered.hook, method)
-    return bound
+    """Return the method of the hook itself; a plain one as a coroutine function."""
+    bound: Any = getattr(registered.hook, method)
+    if is_coroutine_function(bound) or inspect.isasyncgenfunction(bound):
+        found: Method = bound
+        return found
+    if registered.registration.thread:
+        return threaded(bound)
+    return plain_call(bound, f"{registered.name}.{method}")
 
 
 class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
-    __slots__ = ("_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "methods")
+    __slots__ = ("__weakref__", "_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "made", "methods")
 
     def __init__(
         self,
@@ -120,6 +213,8 @@ class OrderGroup:
         grace_secs: float,
         timeout: float | None = None,
         bind: Callable[[RegisteredHook, str], Method] = bound_method,
+        *,
+        wraps: bool = False,
     ) -> None:
         """Take the hooks that override `method`.
 
@@ -129,20 +224,25 @@ class OrderGroup:
             grace_secs: how long cancelled calls may take to end.
             timeout: for hooks without a time limit of their own.
             bind: returns what is called for a hook.
+            wraps: whether the method wraps others, which are called without it while it is disabled: its caller sees to that.
         """
+        self.made: int = 0
+        """How often all of its hooks were called in turn."""
         self.grace_secs: float = grace_secs
         self.hooks: tuple[RegisteredHook, ...] = tuple(hooks)
         calls: list[HookCall] = []
         for one in hooks:
             call, secs = bind(one, method), one.registration.timeout
             made, condition = call, getattr(call, CONDITION, None)
-            if condition is not None and not isinstance(condition, str):  # a queued call has its time limit when it is made
+            queued = callable(condition)
+            if queued:  # it has its time limit when it is made
                 secs = None
             else:
                 condition = None if condition is None else getattr(one.hook, condition)
                 secs = timeout if secs is None else secs
-                made = call if one.registration.disable_after is None else _unless_disabled(call, one)
-            calls.append(HookCall(made, can_wait(call), condition, f"{one.name}.{method}", secs))
+                made = call if wraps or one.registration.disable_after is None else _unless_disabled(call, one)
+            calls.append(HookCall(made, can_wait(call), queued, condition, f"{one.name}.{method}", secs))
+            one.groups.add(self)
         self.calls: Sequence[HookCall] = calls
         self.methods: tuple[Method, ...] = tuple(call.method for call in calls)
         self.in_turn: bool = not any(call.may_wait for call in calls)
@@ -150,6 +250,10 @@ class OrderGroup:
         self.keeps_context: tuple[bool, ...] | None = None
         """Whether a hook has one context for several methods, in which a token is valid; None if none has."""
         self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
+
+    def __del__(self) -> None:
+        for one in self.hooks:
+            one.counted += self.made
 
     def observed_calls(self, observers: Sequence[Observer]) -> Sequence[HookCall]:
         """Return the calls, with `observers` that are notified of each: mostly those of the call before."""
@@ -162,6 +266,11 @@ class OrderGroup:
             ]
             self._observed = notified, calls
         return calls
+
+    def current_calls(self) -> Sequence[HookCall]:
+        """Return the calls, with the observers of the run that they are part of."""
+        scope = current_scope.get()
+        return self.observed_calls(scope.observers) if scope is not None and scope.observers else self.calls
 
 
 def order_groups(
@@ -225,8 +334,9 @@ async def call_groups(
                     break
                 except BaseException as error:
                     number = len(answers) - before
-                    failed_in_turn(group.hooks[number], _at_step(group.calls[number].name, step), error)
+                    failed_in_turn(group, number, step, error)
                     answers.append(None)
+            group.made += 1
             continue
         results: list[Any] = [None] * len(calls)
         overlap: HookCalls | None = None
@@ -240,10 +350,12 @@ async def call_groups(
                     if call.condition is not None and not call.condition(*given, **keywords):
                         continue
                     overlap = overlap or HookCalls(group, results, step, waits)
+                    group.hooks[number].counted += not call.queued
                     overlap.start(number, call.method, given, keywords, call.name, call.secs, context)
                     if overlap.failing:
                         break
                     continue
+                group.hooks[number].counted += 1
                 if context is None:
                     results[number] = await call.method(*given, **keywords)
                 else:
@@ -289,15 +401,25 @@ class HookCalls(Overlap):
     def timeout_error(self, number: int, waited_at: str) -> HookTimeoutError:
         return hook_timeout_error(self.describe(number), self._group.calls[number].secs, waited_at)
 
+    def add_origin(self, number: int, error: BaseException) -> None:
+        if not self._group.calls[number].queued:  # an error of an earlier call has its origin
+            super().add_origin(number, error)
+
     def suppresses(self, number: int, error: BaseException) -> bool:
-        return self._group.hooks[number].suppresses(self.describe(number), error)
+        registered = self._group.hooks[number]
+        if self._group.calls[number].queued and registered.registration.on_error != "log":  # it was counted when it occurred
+            return False
+        return registered.suppresses(self.describe(number), error)
 
 
-def failed_in_turn(registered: RegisteredHook, who: str, error: BaseException) -> None:
+def failed_in_turn(group: OrderGroup, number: int, step: int | None, error: BaseException) -> None:
     """Log the error of a call that was made in the caller's task, and beside no other; or raise it."""
+    who = _at_step(group.calls[number].name, step)
     failure = hook_cancelled_error(who, error) if isinstance(error, asyncio.CancelledError) else error
     try:
-        if not registered.suppresses(who, failure):
+        if not group.hooks[number].suppresses(who, failure):
+            for one in group.hooks[: number + 1]:  # the others are not called
+                one.counted += 1
             add_origin(failure, who)
             raise_unchanged(failure)
     finally:
@@ -315,10 +437,14 @@ def hook_timeout_error(
 
 def _unless_disabled(method: Method, registered: RegisteredHook) -> Method:
     async def call(*args: Any, **keywords: Any) -> Any:
-        if registered.disabled:
+        if registered.is_left_out():
             return None
-        result = await method(*args, **keywords)
-        registered.failures_in_a_row = 0
+        try:
+            result = await method(*args, **keywords)
+        except BaseException:
+            registered.retry_later()
+            raise
+        registered.succeeded()
         return result
 
     return call

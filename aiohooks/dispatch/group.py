@@ -8,15 +8,17 @@ How a call is made depends on the method (`lifecycle.Point.how`): `answers.py` h
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
 import operator
 import types
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, get_args, overload
 from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
@@ -24,12 +26,32 @@ from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.overlap import keep_errors, result_now
 from aiohooks._aio.run_scope import current_scope
-from aiohooks._validate import check_secs, is_coroutine_function
-from aiohooks.dispatch.answers import Target, answer, as_coroutine_function, make_target, only_answer, positional_first, wrapped
+from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, is_coroutine_function, shown
+from aiohooks.dispatch.answers import (
+    Target,
+    answer,
+    as_coroutine_function,
+    make_target,
+    observe,
+    only_answer,
+    own_body,
+    positional_first,
+    wrapped,
+)
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
-from aiohooks.dispatch.calls import Method, OrderGroup, RegisteredHook, call_groups, failed_in_turn
-from aiohooks.dispatch.hook import HookRegistration, configure
-from aiohooks.dispatch.lifecycle import How, Lifecycle, Point, check_options, registered_hooks
+from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups, failed_in_turn
+from aiohooks.dispatch.hook import (
+    UNSET,
+    HookOptions,
+    HookRegistration,
+    OnError,
+    OnFull,
+    configure,
+    for_group,
+    registration_of,
+    with_defaults,
+)
+from aiohooks.dispatch.lifecycle import NO_VALUE, How, Lifecycle, Point, check_options, hook_name, registered_hooks
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -44,15 +66,6 @@ K = TypeVar("K")
 P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class HookStatus(NamedTuple):
-    """What has become of the calls of one hook: failures that were logged, background calls that wait or run."""
-
-    name: str
-    failures: int
-    pending: int
-    disabled: bool
 
 
 class HookGroup(Generic[K]):
@@ -77,6 +90,11 @@ class HookGroup(Generic[K]):
         results: Mapping[str, How] | How | None = None,
         name: str | None = None,
         grace_secs: float = DEFAULT_GRACE_SECS,
+        init: Mapping[str, Any] | None = None,
+        methods: Iterable[str] = (),
+        exit_reverse: Iterable[str] = (),
+        timeout: float | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         """Check the hooks.
 
@@ -87,22 +105,48 @@ class HookGroup(Generic[K]):
                 or one way for all methods that return something. See `point`.
             name: the name of the group in messages; by default that of `kind`.
             grace_secs: how long cancelled calls, background calls and the end of the hooks may take.
+            init: the arguments of the `__init__` of `kind`, by name, which runs before the hooks are there, so that what it calls
+                is its own; for a protocol, which has none, the values of its data.
+            methods: the names of methods that a framework looks for and its class leaves out; each is as the first hook has it.
+            exit_reverse: the names of methods that undo what others have done: their hooks are called in reverse, those of the
+                highest `order` first, and of one order the last first.
+            timeout: the time limit of hooks that have none of their own, where they can have one; see `configure`.
+            on_error: for hooks that do not say it themselves.
 
         Raises:
-            InvalidHookError: `kind` is not a class; a hook does not fit it; several hooks implement a method that returns
-                something, and nothing says how their answers become one.
-            InvalidArgumentError: `results` names a method that `kind` does not have.
+            InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not fit it; several hooks
+                implement a method that returns something, and nothing says how their answers become one.
+            InvalidArgumentError: `results` or `exit_reverse` names a method that `kind` does not have, `methods` one that it has
+                or no hook has, or another argument is invalid.
         """
         check_secs(grace_secs, "grace_secs")
+        check_secs(timeout, "timeout", optional=True, positive=True)
+        check_choice(on_error, "on_error", "raise", "log")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
-        self._lifecycle = Lifecycle(kind, results)
+        hooks = [for_group(one, kind) for one in hooks]
+        self._lifecycle = Lifecycle(kind, results, methods=_left_out(methods, hooks), hint=_BLOCKING_HINT)
         self._name = name or self._lifecycle.kind.__name__
         self._grace_secs = grace_secs
+        self._defaults: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        if on_error != "raise":
+            self._defaults["on_error"] = on_error
+        check_instance(exit_reverse, Iterable, "exit_reverse")
+        self._exit_reverse = (exit_reverse,) if isinstance(exit_reverse, str) else tuple(exit_reverse)
+        for each in self._exit_reverse:
+            if each not in self._lifecycle.points:
+                known = did_you_mean(each, self._lifecycle.points)
+                raise InvalidArgumentError(
+                    f"exit_reverse has {each!r}, which is no method of {self._lifecycle.kind.__name__}; {known}"
+                )
         self._background = BackgroundCalls(grace_secs)
         self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
         self._numbers: Counter[str] = Counter()  # of the names that hooks have had
         self._taken: dict[str, tuple[object, Any]] = {}  # the attributes that hooks have set, and the first that did
+        check_mapping(init, "init")
+        self._settled: set[str] = {*(init or ())}  # the attributes that the hooks do not decide
+        self._shared: dict[str, Any] = {}  # what was set on the object that stands for the hooks
+        self._shares = False  # whether what is set on it is set on the hooks, too
         self._outer: WeakSet[HookGroup[Any]] = WeakSet()  # groups in which this one is a hook
         self._entered: list[RegisteredHook] = []
         self._context = OwnContext()  # of entering and leaving
@@ -111,10 +155,19 @@ class HookGroup(Generic[K]):
         self._class = _composite_class(self._lifecycle.kind, self)
         self._given = dict(vars(self._class))
         self._methods = {each.name: _Method(self, each) for each in self._lifecycle.points.values()}
+        self.hooks: K = cast("K", _instance_of(self._class, self._lifecycle, init or {}))
+        """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
+
+        What is set on it is set on the hooks that are objects of the class, or of a base of it, as well, and on those that are
+        added later.
+        """
         for one in registered_hooks(hooks, self._numbers):
             self._insert(one)
-        self.hooks: K = cast("K", _instance_of(self._class))
-        """The one object that stands for all hooks: pass it wherever a hook of the class is wanted."""
+        for each, default in self._lifecycle.attributes.items() if self._registered and self._lifecycle.is_protocol else ():
+            if default is NO_VALUE and not hasattr(self.hooks, each):
+                known = self._lifecycle.kind.__name__
+                raise InvalidHookError(f"no hook has all of {known} with {each}; give init={{{each!r}: ...}}")
+        self._shares = True
 
     # -- calling
 
@@ -135,6 +188,8 @@ class HookGroup(Generic[K]):
             raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
         called = self._methods[each.name]
         target = called.usable or called.target()
+        if target.observers:
+            await observe(target, args, keywords)
         given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
         call = wrapped(target, functools.partial(call_groups, target.groups))
         return await call(*given) or []  # a wrapper has swallowed the error
@@ -164,7 +219,7 @@ class HookGroup(Generic[K]):
         if self._state == "closed":
             self.check_usable()
         numbers = self._numbers.copy()
-        (one,) = registered_hooks([hook], numbers, self._registered)
+        (one,) = registered_hooks([for_group(hook, self._lifecycle.kind)], numbers, self._registered)
         self._insert(one)
         self._numbers = numbers
 
@@ -174,7 +229,8 @@ class HookGroup(Generic[K]):
         Raises:
             InvalidArgumentError: it is not a hook of the group.
         """
-        known = self._registered.get(id(hook))
+        called = for_group(hook, self._lifecycle.kind)
+        known = self._registered.get(id(hook if called is hook else called.hook))
         functions = (one for one in self._registered.values() if isinstance(one.hook, _FunctionHook) and one.hook.fn is hook)
         found = [*functions] if known is None else [known]
         if not found:
@@ -195,23 +251,36 @@ class HookGroup(Generic[K]):
                 self._take_attributes(one.hook)
 
     @overload
-    def on(self, method: Callable[..., Any], fn: F, **attributes: Any) -> F: ...
+    def on(self, method: Callable[Concatenate[K, ...], Any], fn: F, **options: Unpack[HookOptions]) -> F: ...
     @overload
-    def on(self, method: Callable[..., Any], fn: None = None, **attributes: Any) -> Callable[[F], F]: ...
-    def on(self, method: Callable[..., Any], fn: Any = None, **attributes: Any) -> Any:
+    def on(
+        self, method: Callable[Concatenate[K, ...], Any], fn: None = None, **options: Unpack[HookOptions]
+    ) -> Callable[[F], F]: ...
+    def on(
+        self,
+        method: Callable[..., Any],
+        fn: Any = None,
+        *,
+        order: int = UNSET,
+        timeout: float | None = UNSET,
+        on_error: OnError = UNSET,
+        background: bool = UNSET,
+        max_pending: int = UNSET,
+        disable_after: int | None = UNSET,
+        observer: bool = UNSET,
+        on_full: OnFull = UNSET,
+        retry_secs: float | None = UNSET,
+        thread: bool = UNSET,
+    ) -> Any:
         """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also as a decorator.
 
-        Args:
-            method: the method of the class.
-            fn: a coroutine function, or a plain function, which must not block.
-            attributes: those of `configure`.
-
-        Returns:
-            The function.
+        `method` is the method of the class, `fn` a coroutine function, or a plain function, which must not block unless it has
+        `thread=True`; it is returned. The options are those of `configure`.
         """
+        options: Any = {name: value for name, value in locals().items() if name in HookOptions.__annotations__}
         if fn is None:
-            return functools.partial(self.on, method, **attributes)
-        self.add(configure(_FunctionHook(self._point_of(method), fn), **attributes))
+            return functools.partial(self.on, method, **options)
+        self.add(configure(_FunctionHook(self._point_of(method).name, fn), **options))
         return fn
 
     def _insert(self, one: RegisteredHook) -> None:
@@ -219,9 +288,10 @@ class HookGroup(Generic[K]):
         hook = one.hook
         if isinstance(hook, HookGroup):
             raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
-        points = self._lifecycle.check(hook)
+        points = self._lifecycle.check(hook, plain=one.registration.thread or isinstance(hook, _FunctionHook))
         inner = _group_of(hook)
-        if not points and inner is None and not self._lifecycle.has_member(hook):
+        is_alone = not points and inner is None and type(hook) is not self._lifecycle.kind
+        if is_alone and not (self._lifecycle.has_member(hook) and _is_context(hook)):
             names = ", ".join(self._lifecycle.points)
             raise InvalidHookError(f"{hook!r} has none of the methods of {self._lifecycle.kind.__name__}: {names}")
         check_options(one, points)
@@ -229,7 +299,11 @@ class HookGroup(Generic[K]):
             raise InvalidHookError(f"{hook!r} is a context manager; add it before the group is entered")
         for each in points:
             self._methods[each.name].check_answers(one)
+        if self._defaults:
+            one.registration = with_defaults(one.registration, **self._defaults)
         self._take_attributes(hook)
+        if self._shared:
+            self._share(hook, *self._shared)
         self._registered[id(hook)] = one
         if inner is not None:
             inner._outer.add(self)
@@ -249,9 +323,11 @@ class HookGroup(Generic[K]):
             return
         new: dict[str, tuple[object, Any]] = {}
         for name, default in self._lifecycle.attributes.items():
+            if name in self._settled:
+                continue
             if name in self._taken:
                 _check_equal(name, *self._taken[name], hook)
-            elif inspect.getattr_static(hook, name) is not default:
+            elif self._is_set(hook, name, default):
                 new[name] = hook, getattr(hook, name)
                 for one in self._registered.values():
                     if self._lifecycle.has_member(one.hook):
@@ -259,6 +335,37 @@ class HookGroup(Generic[K]):
         self._taken |= new
         for name, (_, value) in new.items():
             setattr(self._class, name, value)
+
+    def _is_set(self, hook: object, name: str, default: Any) -> bool:
+        if default is NO_VALUE:
+            return hasattr(hook, name) and not hasattr(self.hooks, name)
+        return inspect.getattr_static(hook, name) is not default
+
+    def _set_attribute(self, one: object, name: str, value: Any) -> None:
+        """Set an attribute of an object of the class; if it stands for the hooks, of those that are of the class, too."""
+        kind: Any = self._lifecycle.kind
+        shares, self._shares = self._shares, False  # what a property sets in turn is set by that of the hook
+        try:
+            kind.__setattr__(one, name, value)
+        finally:
+            self._shares = shares
+        if shares and one is self.hooks and name not in self._lifecycle.points and not name.startswith("__"):
+            self._settled.add(name)
+            self._shared[name] = value
+            for registered in self._registered.values():
+                self._share(registered.hook, name)
+
+    def _share(self, hook: object, *names: str) -> None:
+        """Set on a hook what was set on the object that stands for it."""
+        is_member = self._lifecycle.has_member(hook)
+        bases = {*self._lifecycle.kind.__mro__}.intersection(type(hook).__mro__).difference(_NO_BASES)
+        for name in names if is_member or bases else ():
+            try:
+                setattr(hook, name, self._shared[name])
+            except Exception as error:
+                if is_member:  # one that only has a base of the class need not have the attribute
+                    add_note(error, f"set on {hook_name(hook)}, as it was set on the {type(self.hooks).__name__} of {self!r}")
+                    raise
 
     # -- entering and leaving
 
@@ -345,7 +452,8 @@ class HookGroup(Generic[K]):
         args = (None, None, None) if error is None else (type(error), error, error.__traceback__)
         while self._entered:
             one = self._entered.pop()
-            group = OrderGroup("__aexit__", [one], self._grace_secs, max(self._grace_secs, 1e-9))
+            limit = max(self._grace_secs, 1e-9)
+            group = OrderGroup("__aexit__", [one], self._grace_secs, limit, bind=lambda one, name: getattr(one.hook, name))
             try:
                 await call_groups((group,), args, own=self._context)
             except asyncio.CancelledError as cancelled:
@@ -363,14 +471,23 @@ class HookGroup(Generic[K]):
 
     def status(self) -> list[HookStatus]:
         """Return what has become of the calls of each hook."""
-        hooks = self._registered.values()
-        return [HookStatus(one.name, one.failures, self._background.pending(one), one.disabled) for one in hooks]
+        return self._background.status(self._registered.values())
 
     def __repr__(self) -> str:
         return f"<HookGroup {self._name}: {', '.join(one.name for one in self._registered.values()) or 'no hooks'}>"
 
 
-def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping[str, How] | How | None = None) -> K:
+def compose(
+    kind: Callable[..., K],
+    hooks: Iterable[object],
+    *,
+    results: Mapping[str, How] | How | None = None,
+    init: Mapping[str, Any] | None = None,
+    methods: Iterable[str] = (),
+    exit_reverse: Iterable[str] = (),
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+) -> K:
     """Return one object of the class `kind` that stands for several hooks; a framework's runner takes it like a single one.
 
     It is the `hooks` of a `HookGroup`; see there for the arguments and the errors.
@@ -378,7 +495,9 @@ def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping
     Raises:
         InvalidHookError: a hook is a context manager or has background calls, so that it must be entered: use a `HookGroup`.
     """
-    group = HookGroup(kind, hooks, results=results)
+    group = HookGroup(
+        kind, hooks, results=results, init=init, methods=methods, exit_reverse=exit_reverse, timeout=timeout, on_error=on_error
+    )
     try:
         group.check_usable()
     except HookGroupClosedError as error:
@@ -386,7 +505,117 @@ def compose(kind: Callable[..., K], hooks: Iterable[object], *, results: Mapping
     return group.hooks
 
 
+class ComposedFunctions(Protocol):
+    """What `compose_functions` returns."""
+
+    async def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Call the functions."""
+
+    def add(self, function: object, /) -> None:
+        """Add a function, or a registration; it takes part from the next call on."""
+
+    def remove(self, function: object, /) -> None:
+        """Remove a function; it takes no part from the next call on."""
+
+
+def _lifecycle_of(functions: Sequence[Any], results: How | None) -> type[Any]:
+    """Return the lifecycle of functions that are called as one: with the parameters of the first, if one argument is special."""
+
+    async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
+
+    if functions and results in ("chain", "wrap"):
+        with contextlib.suppress(TypeError, ValueError):  # it is written in C
+            own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+            made: Any = call
+            made.__signature__ = inspect.Signature([own, *inspect.signature(functions[0]).parameters.values()])
+            made.__module__ = functions[0].__module__  # of its annotations
+    return type("functions", (), {"call": call})
+
+
+def compose_functions(
+    functions: Iterable[object],
+    *,
+    results: How | None = None,
+    timeout: float | None = None,
+    on_error: OnError = "raise",
+    name: str | None = None,
+) -> ComposedFunctions:
+    """Return one coroutine function that calls several functions, for a framework that takes a plain callable.
+
+    Example: `httpx.AsyncClient(event_hooks={"request": [compose_functions([sign, audit])]})`.
+
+    They are called as the methods of hooks are: those that wait overlap, the first failure ends the call. What it returns has
+    `add` and `remove`, which hold from the next call on.
+
+    Args:
+        functions: coroutine functions and plain ones, or registrations made by `configure`.
+        results: how the answers of several become one, if they have any; see `point`.
+        timeout: the time limit of coroutine functions that have none of their own.
+        on_error: for functions that do not say it themselves.
+        name: its name, and that of the group in messages.
+
+    Raises:
+        InvalidHookError: one is not a function, or has an option that cannot hold.
+        InvalidArgumentError: an argument is invalid.
+    """
+    if callable(functions) or not isinstance(functions, Iterable):
+        raise InvalidArgumentError(f"functions is {shown(functions)}; give a list of functions")
+    if results is not None:
+        check_choice(results, "results", *get_args(How))
+
+    def hook(one: Any) -> HookRegistration:
+        known = registration_of(one)
+        if known.timeout is not None and not known.thread and not is_coroutine_function(known.hook):
+            raise InvalidHookError(f"{known.hook!r} is a plain function, which no time limit can end; give it no timeout")
+        return known._replace(hook=_FunctionHook("call", known.hook, any_call=results not in ("chain", "wrap")))
+
+    hooks = [hook(one) for one in functions]
+    kind: Any = _lifecycle_of([one.hook.fn for one in hooks], results)
+    ways: dict[str, How] | None = None if results is None else {"call": results}
+    name = name or "functions"
+    group: HookGroup[Any] = HookGroup(kind, hooks, results=ways, timeout=timeout, on_error=on_error, name=name)
+
+    async def call(*args: Any, **keywords: Any) -> Any:
+        return await group.hooks.call(*args, **keywords)
+
+    def add(function: object, /) -> None:
+        group.add(hook(function))
+
+    call.__name__ = call.__qualname__ = name
+    made: Any = call
+    made.add, made.remove = add, group.remove
+    with contextlib.suppress(TypeError, ValueError, IndexError):  # there is none, or it is written in C
+        made.__signature__ = inspect.signature(hooks[0].hook.fn)
+    return cast("ComposedFunctions", made)
+
+
 # -- the object that stands for the hooks
+
+_BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
+
+
+def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:
+    """Return methods that a class leaves out, as the first hook that has them: with the same signature, and an empty body."""
+    found: dict[str, Callable[..., Any]] = {}
+    check_instance(names, Iterable, "methods")
+    for name in (names,) if isinstance(names, str) else names:
+        check_instance(name, str, "a name in methods")
+        having = (one for one in map(registration_of, hooks) if callable(getattr(one.hook, name, None)))
+        one = next(having, None)
+        if one is None or name.startswith("_"):
+            raise InvalidArgumentError(f"methods has {name!r}, which is no public method of any hook; give one that hooks have")
+        method = getattr(one.hook, name)
+
+        async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
+        def call_plain(self: Any, *args: Any, **keywords: Any) -> Any: ...
+
+        made: Any = call if one.thread or is_coroutine_function(method) else call_plain
+        functools.update_wrapper(made, method)
+        signature = inspect.signature(method)
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        made.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])
+        found[name] = made
+    return found
 
 
 class _Method:
@@ -425,11 +654,11 @@ class _Method:
         """Raise if several hooks answer and nothing says which answer counts."""
         if self._point.how == "one":
             name = self._point.name
-            callees = [one for one in (*self._hooks, *added) if not inspect.isasyncgenfunction(getattr(one.hook, name))]
+            answering = [one for one in (*self._hooks, *added) if not one.registration.observer]
+            callees = [one for one in answering if not inspect.isasyncgenfunction(getattr(one.hook, name))]
             if len(callees) > 1:
                 names = " and ".join(f"{one.name}.{name}" for one in callees)
-                advice = f'give results={{"{name}": "first"}}, or "chain" or "wrap", or put @point on the method'
-                raise InvalidHookError(f"{names} both answer; {advice}")
+                raise InvalidHookError(f"{names} both answer; {self._point.advice}")
 
     def target(self) -> Target:
         """Return what is called; raise if the group cannot be used."""
@@ -437,13 +666,18 @@ class _Method:
         group.check_usable()
         self.check_answers()  # a group in this one may have changed
         hooks = [one for one in group._registered.values() if one in self._hooks]  # pyright: ignore[reportPrivateUsage]
-        self.usable = make_target(self._point, hooks, group._grace_secs, group._background.bind)  # pyright: ignore[reportPrivateUsage]
+        is_reverse = self._point.name in group._exit_reverse  # pyright: ignore[reportPrivateUsage]
+        bind = group._background.bind  # pyright: ignore[reportPrivateUsage]
+        self.usable = make_target(self._point, hooks, group._grace_secs, bind, is_reverse=is_reverse)  # pyright: ignore[reportPrivateUsage]
         return self.usable
 
 
 def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that calls the hooks, or, while none implements the method, `own` of the class itself."""
-    call_own = own if each.is_async else as_coroutine_function(own)
+    if not each.is_async:
+        call_own = as_coroutine_function(own)
+    else:
+        call_own = own_body(each, own if inspect.iscoroutinefunction(own) else _plain_own(method, each, own))
 
     async def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
         target = method.usable
@@ -451,13 +685,14 @@ def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[
             target = method.target()
         quick = target.quick
         if quick is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
+            if target.observers:
+                await observe(target, args, keywords)
             if not target.groups and not target.wrappers:
                 return await call_own(self, *args, **keywords)
             if keywords:
                 args, keywords = positional_first(each.positional, args, keywords)
             if each.how == "none" and not target.wrappers:
-                await call_groups(target.groups, args, keywords)
-                return None
+                return only_answer(target, await call_groups(target.groups, args, keywords))
             return await wrapped(target, functools.partial(answer, target, functools.partial(call_own, self)))(args, keywords)
         answers: dict[Any, Any] | None = None
         calls = iter(quick.methods)
@@ -469,41 +704,76 @@ def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[
                 break
             except BaseException as error:
                 place = len(quick.methods) - operator.length_hint(calls) - 1
-                failed_in_turn(quick.hooks[place], quick.calls[place].name, error)
-        return None if answers is None else only_answer(each, [*map(answers.get, quick.methods)])
+                failed_in_turn(quick, place, None, error)
+        quick.made += 1
+        return None if answers is None else only_answer(target, [*map(answers.get, quick.methods)])
 
     def call_plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
         return result_now(call_method(self, *args, **keywords))
 
-    return call_method if each.is_async else call_plain_method
+    def call_either_method(self: Any, *args: Any, **keywords: Any) -> Any:
+        target = method.usable or method.target()
+        call = call_method(self, *args, **keywords)
+        return call if target.may_wait else result_now(call)
+
+    return call_either_method if each.is_either else call_method if each.is_async else call_plain_method
+
+
+def _plain_own(method: _Method, each: Point, own: Callable[..., Any]) -> Method:
+    """Return a plain method of the class, which may return an awaitable, as a coroutine function."""
+
+    async def call(self: Any, *args: Any, **keywords: Any) -> Any:
+        answer = own(self, *args, **keywords)
+        if each.is_either and method.usable is not None and not method.usable.may_wait:
+            return answer  # the caller gets what it would get from the class
+        return await answer if inspect.isawaitable(answer) else answer
+
+    return call
 
 
 class _FunctionHook:
     """A function as a hook with one method."""
 
-    def __init__(self, each: Point, fn: Any) -> None:
+    def __init__(self, name: str, fn: Any, *, any_call: bool = False) -> None:
         if not callable(fn):
-            raise InvalidHookError(f"on got {fn!r}; give a function")
+            raise InvalidHookError(f"{fn!r} is given as a function; give one")
         self.fn = fn
         self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
-        setattr(self, each.name, as_coroutine_function(fn) if each.is_async and not is_coroutine_function(fn) else fn)
+        if any_call:  # its signature says nothing of how it is called
+            fn = functools.partial(fn)
+            fn.__signature__ = inspect.signature(lambda *_, **__: None)
+        setattr(self, name, fn)
 
     def __repr__(self) -> str:
         return f"<hook {self.__aiohooks_name__}>"
 
 
 _GROUP = "__aiohooks_group__"
+_NO_BASES = (object, abc.ABC, Generic, Protocol)
+"""Classes that say nothing of the objects of their subclasses."""
 
 
 def _composite_class(kind: type[Any], group: HookGroup[Any]) -> type[Any]:
     """Return a subclass of `kind`; the methods that hooks implement are set on it."""
     if getattr(kind, "__final__", False):
         raise InvalidHookError(f"{kind.__name__} is final, so that no object can stand for several hooks of it")
+    if value := next((base for base in kind.__mro__[:-1] if base.__module__ in ("builtins", "enum")), None):
+        raise InvalidHookError(
+            f"{kind.__name__} cannot be a lifecycle: it derives from {value.__name__}, and no value can stand for several; "
+            "give a class that has its methods only"
+        )
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        group._set_attribute(self, name, value)  # pyright: ignore[reportPrivateUsage]
+
+    place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__setattr__": set_attribute, _GROUP: group}
     try:
-        place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _GROUP: group}
         made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(place))
-    except TypeError as error:
-        raise InvalidHookError(f"{kind.__name__} cannot be a lifecycle: {error}") from None
+    except Exception as error:
+        raise InvalidHookError(
+            f"{kind.__name__} cannot be a lifecycle, as no class can be derived from it without arguments: {error}; "
+            "derive one that can, and give that"
+        ) from error
     if inspect.isabstract(made):
         made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
     return made
@@ -514,26 +784,46 @@ def _group_of(hook: object) -> HookGroup[Any] | None:
     return getattr(type(hook), _GROUP, None)
 
 
-def _instance_of(made: type[Any]) -> Any:
-    """Return an object of the class, made without its `__init__` if that wants arguments."""
-    if any("__init__" in vars(base) or "__new__" in vars(base) for base in made.__mro__[:-1]):
-        try:
-            inspect.signature(made).bind()
-        except (TypeError, ValueError):
-            try:
-                return object.__new__(made)
-            except TypeError as error:  # it derives from a builtin class
-                raise InvalidHookError(f"{made.__name__} cannot be a lifecycle, as its objects need arguments: {error}") from None
-    return made()
+def _instance_of(made: type[Any], lifecycle: Lifecycle, init: Mapping[str, Any]) -> Any:
+    """Return an object of the class, made with these arguments; of a protocol, with these values of its data."""
+    kind = lifecycle.kind
+    data: Mapping[str, Any] = init if lifecycle.is_protocol else {}
+    for name in data:
+        if name not in lifecycle.attributes:
+            known = did_you_mean(name, lifecycle.attributes)
+            raise InvalidArgumentError(f"init has {name!r}, which is no data of {kind.__name__}; {known}")
+    init = {} if data else init
+    try:
+        one = made(**init)
+        for name, value in data.items():
+            setattr(one, name, value)
+    except Exception as error:
+        raise InvalidHookError(f"{kind.__name__} cannot be a lifecycle: {_init_advice(made, init, error)}") from error
+    own = getattr(one, "__dict__", {})
+    for name, default in lifecycle.attributes.items():
+        if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:
+            del own[name]  # as that of a dataclass: its class has it, too, where hooks replace it
+    return one
+
+
+def _init_advice(made: type[Any], init: Mapping[str, Any], error: Exception) -> str:
+    missing: list[str] = []
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(made).parameters.values()
+        named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        missing = [one.name for one in parameters if one.default is one.empty and one.kind in named]
+    if missing := [name for name in missing if name not in init]:
+        return f"its __init__ wants {', '.join(missing)}; give init={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
+    return f"its __init__ failed with init={shown(init)}: {shown(error)}"
 
 
 def _check_equal(name: str, first: object, value: Any, hook: object) -> None:
     """Raise unless two hooks of the class agree on an attribute."""
-    other = getattr(hook, name)
+    other = getattr(hook, name, value)
     if other is not value and other != value:
         raise InvalidHookError(
             f"{type(first).__name__}.{name} is {value!r} and {type(hook).__name__}.{name} is {other!r}; "
-            "a group has one: set the same on all"
+            f'a group has one: set the same on all, or where the class takes it give init={{"{name}": ...}}'
         )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, cast
 
 from aiohooks._validate import check_choice, check_instance, check_int, check_secs
 from aiohooks.errors import InvalidHookError
 
 OnError = Literal["raise", "log"]
 """How errors of a hook are handled: `"raise"` ends the call with the error, `"log"` logs it and continues."""
+OnFull = Literal["wait", "drop"]
+"""What a full queue of background calls does: the caller waits for a place, or its call is dropped."""
 
 
 class Hook:
@@ -39,20 +41,52 @@ class HookRegistration(NamedTuple):
     background: bool = False
     max_pending: int = 100
     disable_after: int | None = None
+    observer: bool = False
+    on_full: OnFull = "wait"
+    retry_secs: float | None = None
+    thread: bool = False
+    given: frozenset[str] = frozenset()
+    """The names of the attributes that were given, so that no default of a group takes their place."""
 
 
-_UNSET: Any = object()
+class HookOptions(TypedDict, total=False):
+    """The options of `configure`, which are explained there."""
+
+    order: int
+    timeout: float | None
+    on_error: OnError
+    background: bool
+    max_pending: int
+    disable_after: int | None
+    observer: bool
+    on_full: OnFull
+    retry_secs: float | None
+    thread: bool
+
+
+class _Unset:
+    """The class of `UNSET`: as the registration or the hook says."""
+
+    def __repr__(self) -> str:
+        return "<unset>"
+
+
+UNSET: Any = _Unset()
 
 
 def configure(
     hook: object,
     *,
-    order: int = _UNSET,
-    timeout: float | None = _UNSET,
-    on_error: OnError = _UNSET,
-    background: bool = _UNSET,
-    max_pending: int = _UNSET,
-    disable_after: int | None = _UNSET,
+    order: int = UNSET,
+    timeout: float | None = UNSET,
+    on_error: OnError = UNSET,
+    background: bool = UNSET,
+    max_pending: int = UNSET,
+    disable_after: int | None = UNSET,
+    observer: bool = UNSET,
+    on_full: OnFull = UNSET,
+    retry_secs: float | None = UNSET,
+    thread: bool = UNSET,
 ) -> HookRegistration:
     """Return a registration of `hook` that says how its methods are called; the hook itself is unchanged.
 
@@ -71,22 +105,51 @@ def configure(
             wait for it, as for a hook that calls its own group. Give `background` too, unless the registration has it.
         disable_after: take the hook out of the calls, with a warning, when it has failed this often in a row; with
             `on_error="log"` only.
+        observer: whether it only observes methods that answer: it is called before the hooks that are no observers, with the
+            arguments of the caller, whatever they answer. Observers overlap; their own answers do not count.
+        on_full: `"wait"`, or `"drop"`: a background call for which the queue has no place is dropped; the first is logged, then
+            the 10th, the 100th and so on, and all are counted. Give `background` too, unless the registration has it.
+        retry_secs: try a disabled hook again after this time, by one call: if it succeeds, the hook takes part again, and
+            otherwise it is left out for as long again. Without it a disabled hook stays out. With `disable_after` only.
+        thread: whether plain methods that stand for coroutine methods are called in a worker thread each, so that they may block;
+            for a hook of a group, where `BlockingHook(hook)` does the same. A cancel or time limit waits for the thread, which
+            cannot be stopped, for at most the grace period.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
         InvalidHookError: `hook` is a class and not an object of it, or an option has no effect without another.
     """
-    known = registration_of(hook)
-    values = order, timeout, on_error, background, max_pending, disable_after
-    given: dict[str, Any] = {
-        name: one for name, one in zip(HookRegistration._fields[1:], values, strict=True) if one is not _UNSET
-    }
-    registration = registration_of(known._replace(**given))
-    if max_pending is not _UNSET and background is _UNSET and not known.background:
-        raise InvalidHookError(
-            f"max_pending of {type(known.hook).__name__} is {max_pending}, but its calls are not queued; give background=True too"
-        )
+    given: dict[str, Any] = {name: one for name, one in locals().items() if one is not UNSET}
+    known = registration_of(given.pop("hook"))
+    registration = registration_of(known._replace(**given, given=known.given.union(given)))
+    for name in ("max_pending", "on_full"):
+        if name in given and background is UNSET and not known.background:
+            raise InvalidHookError(
+                f"{name} of {type(known.hook).__name__} is {given[name]}, but its calls are not queued; give background=True too"
+            )
     return registration
+
+
+def with_defaults(registration: HookRegistration, **defaults: Any) -> HookRegistration:
+    """Return a registration with `defaults` where it has no attributes of its own."""
+    usual = HookRegistration._field_defaults
+    missing = (name for name in defaults if getattr(registration, name) == usual[name] and name not in registration.given)
+    new = {name: defaults[name] for name in missing if defaults[name] != usual[name]}
+    return registration._replace(**new) if new else registration
+
+
+BLOCKING = "__aiohooks_blocking__"
+"""The attribute of a class whose objects call the plain methods of another in worker threads: that of which has this one."""
+
+
+def for_group(hook: Any, lifecycle: Any) -> Any:
+    """Return what is called for a hook of a group: the object of a `BlockingHook` itself, in threads."""
+    given = hook.hook if isinstance(hook, HookRegistration) else hook
+    place = getattr(cast("Any", type(given)), BLOCKING, None)
+    if not isinstance(place, str) or lifecycle in type(given).__mro__:
+        return hook
+    known = registration_of(hook)
+    return known._replace(hook=getattr(given, place), thread=True)
 
 
 def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:
@@ -108,20 +171,30 @@ def registration_of(hook: object) -> HookRegistration:
     if isinstance(hook, type):
         raise InvalidHookError(f"the class {hook.__name__} is given as a hook; give an object of it: {hook.__name__}(...)")
     if isinstance(hook, Hook):
-        hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error)
+        # Not by their values: a class that sets what the base class has means it.
+        bases = type(hook).__mro__
+        places = [*map(vars, bases[: bases.index(Hook)]), getattr(hook, "__dict__", {})]
+        given = frozenset(name for name in HookRegistration._fields if any(name in place for place in places))
+        hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error, given=given)
     elif not isinstance(hook, HookRegistration):
         return HookRegistration(hook)
     if isinstance(hook.hook, HookRegistration):
         raise InvalidHookError(f"{hook!r} is a registration of a registration; give the hook")
-    name = type(hook.hook).__name__
+    name: str = getattr(hook.hook, "__aiohooks_name__", type(hook.hook).__name__)
     check_int(hook.order, f"order of {name}", None, expected="a whole number, lower ones come first")
     check_secs(hook.timeout, f"timeout of {name}", optional=True, positive=True)
     check_choice(hook.on_error, f"on_error of {name}", "raise", "log")
     check_instance(hook.background, bool, f"background of {name}")
+    check_instance(hook.observer, bool, f"observer of {name}")
+    check_instance(hook.thread, bool, f"thread of {name}")
     check_int(hook.max_pending, f"max_pending of {name}", 1)
+    check_choice(hook.on_full, f"on_full of {name}", "wait", "drop")
     check_int(hook.disable_after, f"disable_after of {name}", 1, optional=True)
+    check_secs(hook.retry_secs, f"retry_secs of {name}", optional=True, positive=True)
     if hook.disable_after is not None and hook.on_error != "log":
         raise InvalidHookError(
             f'disable_after of {name} is {hook.disable_after}, but its errors are raised; give on_error="log" too'
         )
+    if hook.retry_secs is not None and hook.disable_after is None:
+        raise InvalidHookError(f"retry_secs of {name} is {hook.retry_secs}, but it is never disabled; give disable_after too")
     return hook

@@ -61,7 +61,7 @@ class Leaves:
         """
         cls: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
         if cls in LEAF_TYPES or isinstance(fetches, (str, Node)):
-            return operator.itemgetter(self.slot(fetches))
+            return operator.itemgetter(self.slot(fetches))  # pyright: ignore[reportUnknownArgumentType]
         if isinstance(fetches, list):
             elements: list[Any] = fetches  # pyright: ignore[reportUnknownVariableType]
             builds = [self.build(one) for one in elements]

@@ -6,15 +6,26 @@ import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.run_scope import RunScope, current_scope
 from aiohooks._validate import check_callable, check_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as _TypeVar  # type checkers bring it; that of `typing` has a default from 3.13 on
+
+    T_co = _TypeVar("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 
 
 class _Missing:
@@ -28,8 +39,8 @@ MISSING = _Missing()
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Node:
-    """A part of a graph that can be fetched and fed; compared by identity, found by name."""
+class Node(Generic[T_co]):
+    """A part of a graph that can be fetched and fed; compared by identity, found by name. What is fetched is a `T_co`."""
 
     graph: Graph
     name: str
@@ -39,14 +50,14 @@ class Node:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Placeholder(Node):
+class Placeholder(Node[Any]):
     """A value that is fed to each run, or its default. Created by `Graph.placeholder`."""
 
     default: Any
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Variable(Node):
+class Variable(Node[Any]):
     """A value that is kept between runs, in the `Variables` of a session. `initial` may be a function without arguments.
 
     Created by `Graph.variable`.
@@ -56,17 +67,25 @@ class Variable(Node):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class GlobalStep(Node):
+class GlobalStep(Node[int]):
     """The global step: fetched, it is the step at which the run started."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Output(Node):
+class Output(Node[Any]):
     """One value of the mapping that a step function returns, by its key: the name."""
 
     operation: Operation
 
 
+Two: TypeAlias = tuple[Node[A], Node[B]]
+Three: TypeAlias = tuple[Node[A], Node[B], Node[C]]
+Four: TypeAlias = tuple[Node[A], Node[B], Node[C], Node[D]]
+"""Several nodes that are fetched together."""
+FeedDict: TypeAlias = Mapping[Any, Any] | None
+"""Values by node or name; None for none."""
+Options: TypeAlias = Mapping[str, Any] | None
+"""For a session's own `run`; None for none."""
 VariableKey: TypeAlias = str | Variable | None
 """A variable or its name; None for none."""
 InputKeys: TypeAlias = Sequence[str | Node] | None
@@ -83,7 +102,16 @@ class OperationOptions(TypedDict, total=False):
     name: str | None
 
 
-class Operation(Node):
+class AddOperation(Protocol):
+    """What `Graph.operation` with options returns: a decorator that makes an operation of a function."""
+
+    @overload
+    def __call__(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
+    @overload
+    def __call__(self, fn: Callable[..., A], /) -> Operation[A]: ...
+
+
+class Operation(Node[T_co]):
     """A function of the graph: a coroutine function, a plain function, or one that runs in a worker thread.
 
     `inputs` are the names of its inputs, `optional` those that may be missing: parameters that have a default. Calling it calls
@@ -180,9 +208,11 @@ class Graph:
         return self._add(Variable(self, name, initial))
 
     @overload
-    def operation(self, fn: Callable[..., Any], /) -> Operation: ...
+    def operation(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
     @overload
-    def operation(self, **options: Unpack[OperationOptions]) -> Callable[[Callable[..., Any]], Operation]: ...
+    def operation(self, fn: Callable[..., A], /) -> Operation[A]: ...
+    @overload
+    def operation(self, **options: Unpack[OperationOptions]) -> AddOperation: ...
     def operation(
         self,
         fn: Any = None,
@@ -192,7 +222,7 @@ class Graph:
         adds_to: VariableKey = None,
         thread: bool = False,
         name: str | None = None,
-    ) -> Operation | Callable[[Callable[..., Any]], Operation]:
+    ) -> Operation | AddOperation:
         """Add a function whose parameters are its inputs by name; used as a decorator, with or without options.
 
         A coroutine function is awaited, a plain one is called in the event loop, one with `thread=True` in a worker thread.
@@ -214,9 +244,11 @@ class Graph:
         return self._operation(fn, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=0)
 
     @overload
-    def train_op(self, fn: Callable[..., Any], /) -> Operation: ...
+    def train_op(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
     @overload
-    def train_op(self, *, steps: int = 1, **options: Unpack[OperationOptions]) -> Callable[[Callable[..., Any]], Operation]: ...
+    def train_op(self, fn: Callable[..., A], /) -> Operation[A]: ...
+    @overload
+    def train_op(self, *, steps: int = 1, **options: Unpack[OperationOptions]) -> AddOperation: ...
     def train_op(
         self,
         fn: Any = None,
@@ -227,14 +259,12 @@ class Graph:
         thread: bool = False,
         name: str | None = None,
         steps: int = 1,
-    ) -> Operation | Callable[[Callable[..., Any]], Operation]:
+    ) -> Operation | AddOperation:
         """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
         check_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
         return self._operation(fn, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
 
-    def _operation(
-        self, fn: Callable[..., Any] | None, *, name: str | None, **options: Any
-    ) -> Operation | Callable[[Callable[..., Any]], Operation]:
+    def _operation(self, fn: Callable[..., Any] | None, *, name: str | None, **options: Any) -> Operation | AddOperation:
         def add(fn: Callable[..., Any]) -> Operation:
             if not callable(fn):
                 raise GraphError(f"an operation is made of a function, not of {fn!r}")
@@ -281,7 +311,7 @@ class Graph:
             raise FetchError(f"{key!r} is not in the graph; {did_you_mean(key, self._nodes)}")
         if isinstance(key, Node):
             if key.graph is self:
-                return key
+                return key  # pyright: ignore[reportUnknownVariableType]
             raise FetchError(f"{key!r} belongs to another graph; fetch and feed nodes of the session's own graph")
         raise FetchError(f"{key!r} is of type {type(key).__name__}; fetch and feed by name, a str, or by a node of the graph")
 

@@ -9,7 +9,7 @@ import operator
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
 from aiohooks._aio.contexts import changes, copy_back
@@ -30,7 +30,7 @@ from aiohooks.errors import (
     did_you_mean,
 )
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
-from aiohooks.graph.graph import MISSING, Graph, Node, Operation, Output
+from aiohooks.graph.graph import MISSING, A, B, C, D, FeedDict, Four, Graph, Node, Operation, Options, Output, Three, Two
 from aiohooks.graph.plan import Plan, PlannedOperation
 from aiohooks.graph.variables import Variables
 from aiohooks.stores.base import StepStore
@@ -114,13 +114,20 @@ class Session:
         """Whether `aclose` was called."""
         return self._closed
 
+    @overload
+    async def run(self, fetches: Node[A], feed_dict: FeedDict = None) -> A: ...
+    @overload
+    async def run(self, fetches: Two[A, B], feed_dict: FeedDict = None) -> tuple[A, B]: ...
+    @overload
+    async def run(self, fetches: Three[A, B, C], feed_dict: FeedDict = None) -> tuple[A, B, C]: ...
+    @overload
+    async def run(self, fetches: Four[A, B, C, D], feed_dict: FeedDict = None) -> tuple[A, B, C, D]: ...
+    @overload
     async def run(
-        self,
-        fetches: Any,
-        feed_dict: Mapping[Any, Any] | None = None,
-        *,
-        options: Mapping[str, Any] | None = None,
-        run_metadata: dict[str, Any] | None = None,
+        self, fetches: Any, feed_dict: FeedDict = None, *, options: Options = None, run_metadata: dict[str, Any] | None = None
+    ) -> Any: ...
+    async def run(
+        self, fetches: Any, feed_dict: FeedDict = None, *, options: Options = None, run_metadata: dict[str, Any] | None = None
     ) -> Any:
         """Run what `fetches` needs and return its values in the same shape.
 

@@ -11,11 +11,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import anyio
-import anyio.to_thread
-
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, wait_done
 from aiohooks._validate import check_secs, is_coroutine_function
+from aiohooks.dispatch.plain import call_in_thread
 from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
@@ -27,8 +25,11 @@ from aiohooks.stores.base import StepStore
 class BlockingHook(SessionRunHook):
     """Calls the plain methods of any object as a hook, each in a worker thread, so that they may block.
 
-    The object may have any of a hook's methods; those it lacks cost nothing. A hook written for TensorFlow runs unchanged:
-    what it gets has the same methods, all of them plain. `session.run("loss")`, `run_context.session.run("loss")`,
+    In a `HookGroup` these are the methods of the lifecycle, called with what the caller gives and with the grace period of the
+    group.
+
+    In a session the object may have any of a hook's methods; those it lacks cost nothing. A hook written for TensorFlow runs
+    unchanged: what it gets has the same methods, all of them plain. `session.run("loss")`, `run_context.session.run("loss")`,
     `session.variables.assign({"rate": 0.1})` and `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which
     continues meanwhile; `request_stop` and `should_stop` are called directly. What it was given may be kept for later methods,
     and for threads of the object's own. The session's graph is the default graph in each method.
@@ -38,6 +39,8 @@ class BlockingHook(SessionRunHook):
     threads of the object's own wait for ends likewise, and later calls raise `SessionClosedError`. In the event loop's own
     thread, which would wait for itself, a call raises `WrongLoopError`.
     """
+
+    __aiohooks_blocking__ = "_obj"
 
     def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
         """Create a hook of the object.
@@ -49,9 +52,11 @@ class BlockingHook(SessionRunHook):
         if isinstance(obj, type):
             raise InvalidHookError(f"BlockingHook got the class {obj.__name__}; give an object of it: {obj.__name__}(...)")
         methods = {name: getattr(obj, name) for name in HOOK_METHODS if callable(getattr(obj, name, None))}
-        if not methods:
-            raise InvalidHookError(f"{obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}")
         self._obj = obj
+        if not methods:
+            if not any(inspect.isfunction(one) for base in type(obj).__mro__ for one in vars(base).values()):
+                raise self._lacks_methods()
+            vars(self)["begin"] = self._refuse  # it may be a hook of a group
         self._grace_secs = grace_secs
         self._calls: _LoopCalls | None = None
         for name, method in methods.items():
@@ -83,10 +88,18 @@ class BlockingHook(SessionRunHook):
             given, *others = args
             replaced = {"session": PlainView(given.session, calls)} if name in ("before_run", "after_run") else {}
             args = PlainView(given, calls, **replaced), *(calls.view_of(one) for one in others)
-        thread_call, context = _ThreadCall(), contextvars.copy_context()
-        context.run(_thread_call.set, thread_call)
-        call = anyio.to_thread.run_sync(functools.partial(context.run, method, *args))
-        return await shielded(call, grace_secs=self._grace_secs, what=f"thread of {method!r}", on_cancel=thread_call.cancel)
+        thread_call = _ThreadCall()
+        token = _thread_call.set(thread_call)
+        try:
+            return await call_in_thread(method, args, {}, grace_secs=self._grace_secs, on_cancel=thread_call.cancel)
+        finally:
+            _thread_call.reset(token)
+
+    async def _refuse(self) -> None:
+        raise self._lacks_methods()
+
+    def _lacks_methods(self) -> InvalidHookError:
+        return InvalidHookError(f"{self._obj!r} has none of the methods of a hook: {', '.join(HOOK_METHODS)}")
 
     def __repr__(self) -> str:
         return f"BlockingHook({self._obj!r})"

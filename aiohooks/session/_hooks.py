@@ -32,7 +32,7 @@ from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.session import Session
 from aiohooks.session._state import SessionState
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
@@ -62,10 +62,14 @@ class HookSet:
         self.grace_secs: float = grace_secs
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_hooks(hooks))
         for one in self.registered:
-            LIFECYCLE.check(one.hook)
+            LIFECYCLE.check(one.hook, plain=one.registration.thread)
+            if one.registration.observer:
+                raise InvalidHookError(f"{one.name} has observer=True, but a session calls all its hooks; leave it out")
+            if one.registration.thread:
+                raise InvalidHookError(f"{one.name} has thread=True, which is for hooks of a group; give BlockingHook(hook)")
         self.observers: list[Observer] = []
         """Notified of what happens outside of the runs of the session."""
-        self.background: BackgroundCalls = BackgroundCalls(grace_secs, graph.make_default, self.observers)
+        self.background: BackgroundCalls = BackgroundCalls(grace_secs, graph.make_default, self.observers, _step_of)
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
@@ -397,6 +401,11 @@ _ADAPTERS = {
     "transformers": "TrainerCallbacks",
 }
 """What takes the hooks and callbacks of other packages, for a message."""
+
+
+def _step_of(context: SessionRunContext, _: object) -> int:
+    """Return the step of a call of `after_run`."""
+    return context.global_step
 
 
 def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:

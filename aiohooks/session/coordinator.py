@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.observers import Observer, observing
@@ -18,6 +18,7 @@ from aiohooks.session.producers import Producer, checked_producers
 from aiohooks.session.status import SessionStatus
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Coordinator:
@@ -203,7 +204,7 @@ class Coordinator:
 
     # -- background tasks
 
-    def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
+    def start_soon(self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts, name: str | None = None) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task that this coordinator owns.
 
         If it fails, waits end, and in a session the current `run` is cancelled and raises the error. A cancelled task does not

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from aiohooks.dispatch.hook import Hook
+from aiohooks.graph.graph import T_co
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
@@ -40,8 +41,8 @@ class SessionRunArgs(NamedTuple):
     options: Mapping[str, Any] | None = None
 
 
-class SessionRunValues(NamedTuple):
-    """The results of a run for one hook.
+class SessionRunValues(NamedTuple, Generic[T_co]):
+    """The results of a run for one hook: `SessionRunValues[float]` for one that fetches a node of floats.
 
     Attributes:
         results: the values in the shape of the hook's fetches; None if it fetched nothing.
@@ -49,7 +50,7 @@ class SessionRunValues(NamedTuple):
         run_metadata: a dict shared by all hooks of a run that has options, otherwise None.
     """
 
-    results: Any
+    results: T_co
     options: Mapping[str, Any] | None
     run_metadata: dict[str, Any] | None
 
@@ -119,7 +120,7 @@ class SessionRunHook(Hook):
     async def begin(self) -> None:
         """Called once before the session is created; nodes may be added to the default graph."""
 
-    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+    async def after_create_session(self, session: Session, coord: Coordinator, /) -> None:
         """Called after each creation of a session, so again after each recovery; the graph is finalized.
 
         Args:
@@ -127,17 +128,17 @@ class SessionRunHook(Hook):
             coord: its coordinator, new for each created session; tasks started with it end with the session.
         """
 
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+    async def before_run(self, run_context: SessionRunContext, /) -> SessionRunArgs | None:
         """Called before each attempt of a run, overlapping with the other hooks; return fetches and feeds to add, or None."""
         return None
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues, /) -> None:
         """Called after each successful run, overlapping with the other hooks; not called when the run failed."""
 
-    async def end(self, session: Session) -> None:
+    async def end(self, session: Session, /) -> None:
         """Called once at a clean end, in registration order, with the session still open."""
 
-    async def close(self, exc: BaseException | None) -> None:
+    async def close(self, exc: BaseException | None, /) -> None:
         """Called exactly once if `begin` was started, however the session ended, in reverse order.
 
         It runs in a separate task, shielded from cancellation and with a time limit. It gets no session, as there may be none:

@@ -9,12 +9,12 @@ import asyncio
 import os
 import socket
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from signal import Signals
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import monotonic_now, quick_now
@@ -24,7 +24,7 @@ from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
-from aiohooks.graph.graph import Graph
+from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
@@ -38,10 +38,11 @@ from aiohooks.session.producers import Producer
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus, session_status
-from aiohooks.session.steps import Feeds, StepContext, Steps
+from aiohooks.session.steps import Feeds, StepContext, Steps, StepsOptions
 from aiohooks.stores.base import StepStore
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class AsyncMonitoredSession:
@@ -112,9 +113,17 @@ class AsyncMonitoredSession:
 
     # -- running
 
-    async def run(
-        self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None, options: Mapping[str, Any] | None = None
-    ) -> Any:
+    @overload
+    async def run(self, fetches: Node[A], feed_dict: FeedDict = None, options: Options = None) -> A: ...
+    @overload
+    async def run(self, fetches: Two[A, B], feed_dict: FeedDict = None, options: Options = None) -> tuple[A, B]: ...
+    @overload
+    async def run(self, fetches: Three[A, B, C], feed_dict: FeedDict = None, options: Options = None) -> tuple[A, B, C]: ...
+    @overload
+    async def run(self, fetches: Four[A, B, C, D], feed_dict: FeedDict = None, options: Options = None) -> tuple[A, B, C, D]: ...
+    @overload
+    async def run(self, fetches: Any, feed_dict: FeedDict = None, options: Options = None) -> Any: ...
+    async def run(self, fetches: Any, feed_dict: FeedDict = None, options: Options = None) -> Any:
         """Make one run with all hooks around it, and again after each recovery until it succeeds.
 
         In the session of a step function it runs the step, whatever is fetched.
@@ -227,6 +236,16 @@ class AsyncMonitoredSession:
         finally:
             lock.release(scope)
 
+    @overload
+    def steps(self, fetches: Node[A], **options: Unpack[StepsOptions]) -> Steps[A]: ...
+    @overload
+    def steps(self, fetches: Two[A, B], **options: Unpack[StepsOptions]) -> Steps[tuple[A, B]]: ...
+    @overload
+    def steps(self, fetches: Three[A, B, C], **options: Unpack[StepsOptions]) -> Steps[tuple[A, B, C]]: ...
+    @overload
+    def steps(self, fetches: Four[A, B, C, D], **options: Unpack[StepsOptions]) -> Steps[tuple[A, B, C, D]]: ...
+    @overload
+    def steps(self, fetches: Any = (), **options: Unpack[StepsOptions]) -> Steps[Any]: ...
     def steps(
         self,
         fetches: Any = (),
@@ -235,7 +254,7 @@ class AsyncMonitoredSession:
         producer: Producer | None = None,
         prefetch: int = 0,
         thread: bool = False,
-    ) -> Steps:
+    ) -> Steps[Any]:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
         Ends at a stop or when the feeds end, and in a drain when what was taken is used. A stop or a failed background task
@@ -396,7 +415,7 @@ class AsyncMonitoredSession:
 
     # -- background work
 
-    def start_soon(self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str | None = None) -> asyncio.Task[T]:
+    def start_soon(self, fn: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts, name: str | None = None) -> asyncio.Task[T]:
         """Start `fn(*args)` as a task of this session; it lives through recoveries. See `Coordinator.start_soon`."""
         self._run_lock.check_entered()
         if self._state.phase == "closed":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks import checkpoint
 from aiohooks._diagnostics import task_wait
-from aiohooks.dispatch.calls import HookCalls
+from aiohooks.dispatch.calls import HookCalls, HookStatus
 from aiohooks.errors import safe_repr
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.stores.base import StoreStatistics
@@ -77,6 +77,7 @@ class SessionStatus:
         pause_reason: why the session is paused; None if it is not.
         drain_reason: why the session drains, or drained before its stop; None if no drain was requested.
         mirror: what the session's `Saver` has copied to its mirror; None without one.
+        hooks: what has become of the calls of each hook: failures, what was dropped, whether it is disabled.
     """
 
     state: str
@@ -97,6 +98,7 @@ class SessionStatus:
     pause_reason: str | None = None
     drain_reason: str | None = None
     mirror: checkpoint.MirrorStatus | None = None
+    hooks: tuple[HookStatus, ...] = ()
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
@@ -117,6 +119,7 @@ class SessionStatus:
             self.failure and f"failed: {self.failure}",
         )
         lines = [first, *map(str, self.doing), *map(str, self.background), *(str(one) for one in further if one)]
+        lines += [_hook(one) for one in self.hooks if one.failures or one.dropped]
         return "\n  ".join(lines)
 
 
@@ -130,6 +133,13 @@ def _steps(steps: StoreStatistics) -> str:
         waiters = f"{steps.waiting} waiter{'s' if steps.waiting > 1 else ''}{_for_secs(steps.waiting_secs)}"
         text += f"; {waiters}, the next one due at step {steps.wanted}"
     return text
+
+
+def _hook(one: HookStatus) -> str:
+    text = f"{one.name}: {one.failures} of {one.calls} calls failed"
+    if one.last_error is not None:
+        text += f", the last with {one.last_error}"
+    return f"{text}; {one.dropped} dropped{'; disabled' if one.disabled else ''}"
 
 
 def session_status(state: SessionState, supervisor: SessionSupervisor, turns: FifoLock, hooks: HookSet) -> SessionStatus:
@@ -158,6 +168,7 @@ def session_status(state: SessionState, supervisor: SessionSupervisor, turns: Fi
         pause_reason=state.pause_reason,
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
+        hooks=tuple(hooks.background.status(hooks.registered)),
     )
 
 

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypedDict, TypeVar
 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.observers import observing
 from aiohooks._validate import check_callable, check_int
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
+from aiohooks.graph.graph import T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
 from aiohooks.session.feeds import FeedsAhead, FeedWait
@@ -26,6 +27,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
+
+
+class StepsOptions(TypedDict, total=False):
+    """The options of `AsyncMonitoredSession.steps`, which are explained there."""
+
+    feeds: Feeds | None
+    producer: Producer | None
+    prefetch: int
+    thread: bool
 
 
 class StepContext:
@@ -99,7 +109,7 @@ class StepContext:
         return await result
 
 
-class Steps:
+class Steps(Generic[T_co]):
     """Run the session once for each turn of the loop; made by `AsyncMonitoredSession.steps`."""
 
     def __init__(
@@ -117,14 +127,14 @@ class Steps:
         self._session = session
         self._supervisor = supervisor
         self._run_lock = run_lock
-        self._fetches = fetches
+        self._fetches: object = fetches
         operation = session.graph.step_operation
         self._parameter = operation.inputs[0] if operation is not None and len(operation.inputs) == 1 else None
         self._feeds: Iterator[Any] | None = None
         self._queue: asyncio.Queue[Any] | None = None
         self._ahead: FeedsAhead | None = None
         self._got: deque[Any] = deque()  # out of the queue, for a caller that was cancelled meanwhile
-        self._own_loop: AsyncIterator[Any] | None = None
+        self._own_loop: AsyncIterator[T_co] | None = None
         self._producers = checked_producers(producer)
         check_int(prefetch, "prefetch")
         if (prefetch or thread) and (
@@ -149,15 +159,15 @@ class Steps:
         elif feeds is not None:
             raise InvalidArgumentError(f"feeds is {feeds!r}; give something to iterate over, sync or async, or an asyncio.Queue")
 
-    def __aiter__(self) -> AsyncIterator[Any]:
+    def __aiter__(self) -> AsyncIterator[T_co]:
         return Loop(self, self._supervisor)
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T_co:
         if self._own_loop is None:  # without an `async for`
             self._own_loop = aiter(self)
         return await anext(self._own_loop)
 
-    async def next_values(self) -> Any:
+    async def next_values(self) -> T_co:
         """Internal: make the next run, and return what it fetched."""
         lock = self._run_lock
         if lock.now() > lock.turn_due:
@@ -168,7 +178,8 @@ class Steps:
         waits = self._supervisor.state.waits
         before = waits.scope
         try:
-            return await self._session.run(self._fetches, feed)
+            values: T_co = await self._session.run(self._fetches, feed)
+            return values
         except BaseException:
             scope = waits.scope
             committed = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed
@@ -232,15 +243,15 @@ class Steps:
         return feed if self._parameter is None else {self._parameter: feed}
 
 
-class Loop(AsyncIterator[Any]):
+class Loop(AsyncIterator[T_co]):
     """One `async for` statement over steps, which alone refers to it: a loop that was left by `break` is gone."""
 
-    def __init__(self, steps: Steps, supervisor: SessionSupervisor) -> None:
+    def __init__(self, steps: Steps[T_co], supervisor: SessionSupervisor) -> None:
         self._steps = steps
         self._supervisor = supervisor
         supervisor.loops.add(self)
 
-    async def __anext__(self) -> Any:
+    async def __anext__(self) -> T_co:
         try:
             return await self._steps.next_values()
         except (StopAsyncIteration, StopRequestedError) as error:

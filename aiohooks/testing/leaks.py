@@ -2,7 +2,8 @@
 
 `async with no_leaks():` compares the state after the block with the state before it and lists every difference. Leaks are:
 
-- a task that is not done when the block is left, not even a tick later: whoever starts a task awaits it;
+- a task that is not done when the block is left, not even a tick later: whoever starts a task awaits it; the report names the
+  lines of the user's code in which it was started and in which it waits;
 - a cancellation of the current task that the block swallowed or took back (`cancelling()` has changed);
 - a waiter that is still parked in one of the `stores`, or a publisher that is still registered there;
 - an open file, socket or pipe (where `/proc/self/fd` exists);
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -29,7 +31,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from aiohooks._aio import overlap
 from aiohooks._aio.cancel import current_task
+from aiohooks._diagnostics import is_library, location, task_wait
 from aiohooks.errors import add_note
 
 if TYPE_CHECKING:
@@ -40,6 +44,8 @@ _TICKS = 3
 # A worker thread returns its result first and becomes idle a little later.
 _THREAD_WAIT_SECS = 0.5
 
+_STEPS = ("_run", "run", "run_forever", "run_until_complete")
+"""Functions of asyncio that make the steps of tasks: who has called them has not started what a step starts."""
 _WORKER_FILES = ("threading.py", "queue.py", os.path.join("_backends", "_asyncio.py"), os.path.join("futures", "thread.py"))
 _WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 
@@ -70,6 +76,7 @@ class no_leaks:
         gc.collect()  # garbage of earlier code must not count as the block's
         self._errors.clear()  # of an earlier block: examples of Hypothesis use one check again
         self._collect_errors()
+        self._note_starts()
         self._before = _State.current(self._stores)
         return self
 
@@ -129,6 +136,16 @@ class no_leaks:
         sys.set_asyncgen_hooks(add_generator, finalizer)
         self._restore.append(lambda: sys.set_asyncgen_hooks(firstiter, finalizer))
 
+    def _note_starts(self) -> None:
+        """Note where tasks are started: those of the loop, and those of calls of hooks, unless an outer check does so."""
+        loop, make_task = asyncio.get_running_loop(), overlap.make_task
+        if "create_task" not in vars(loop):
+            vars(loop)["create_task"] = _noting(loop.create_task)
+            self._restore.append(lambda: vars(loop).pop("create_task"))
+        if make_task is asyncio.Task:
+            overlap.make_task = _noting(make_task)
+            self._restore.append(lambda: setattr(overlap, "make_task", make_task))
+
     def _unfinished_generators(self) -> list[str]:
         return [
             f"async generator {generator.__qualname__} started and not closed"
@@ -164,7 +181,7 @@ def _immediate_leaks(before: _State) -> list[str]:
     """Return the leaks that count as soon as the block is left."""
     found: list[str] = []
     task = current_task()
-    found += [f"task {one.get_name()!r} still runs {_source_line(one)}" for one in asyncio.all_tasks() - before.tasks - {task}]
+    found += [describe_task(one) for one in asyncio.all_tasks() - before.tasks - {task}]
     if task.cancelling() != before.cancelling:
         found.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")
     for store, waiters_before, publishers_before in before.stores:
@@ -247,12 +264,28 @@ def _is_idle_worker(thread: threading.Thread) -> bool:
     return True
 
 
-def _source_line(task: asyncio.Task[Any]) -> str:
-    frames = task.get_stack(limit=1)
-    if not frames:
-        return f"({task.get_coro()!r})"
-    code = frames[-1].f_code
-    return f"({code.co_qualname}, {os.path.basename(code.co_filename)}:{frames[-1].f_lineno})"
+_started_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""The line of the user's code that has started a task, of those that were started inside a check."""
+
+
+def _noting(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes tasks so that it notes the line of the user's code that starts them."""
+
+    def make_noted(*args: Any, **options: Any) -> Any:
+        task, frame = make(*args, **options), inspect.currentframe()
+        while frame is not None and is_library(frame) and frame.f_code.co_name not in _STEPS:
+            frame = frame.f_back
+        if frame is not None and not is_library(frame):
+            _started_at[task] = location(frame)
+        return task
+
+    return make_noted
+
+
+def describe_task(task: asyncio.Task[Any]) -> str:
+    """Return that a task still runs, where in the user's code it was started, and where it waits."""
+    started, waits = _started_at.get(task), task_wait(task).where or "its beginning"
+    return f"task {task.get_name()!r} still runs, {f'started at {started}, ' if started else ''}waits at {waits}"
 
 
 def _describe_context(context: Mapping[str, Any]) -> str:

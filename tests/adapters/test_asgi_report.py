@@ -167,6 +167,25 @@ async def test_progress_has_values_times_and_waiters() -> None:
             assert report["loop"]["mean_lag_secs"] == 0
 
 
+async def test_progress_has_what_has_become_of_hooks() -> None:
+    """`GET progress` has each hook's calls, failures and drops, and its last error as one safe line."""
+
+    class Down(SessionRunHook):
+        async def after_run(self, run_context: SessionRunContext, run_values: object) -> None:
+            raise ConnectionError("<b>\npassword=secret")
+
+    feeds = FeedQueue()
+    async with running_service(feeds, [configure(Down(), on_error="log", disable_after=1)]) as service:
+        feeds.put(1, 2, 3)
+        await ask(service, "/steps/3")
+        (report,) = (one for one in (await ask(service, "/progress")).json["hook_calls"] if one["name"] == "Down")
+        assert report.pop("disabled_since") > 0
+        error = report.pop("last_error")
+        assert report == {"name": "Down", "calls": 3, "failures": 1, "dropped": 2, "pending": 0}
+        assert error.startswith(r"ConnectionError('<b>\npassword=***")
+        assert "secret" not in error
+
+
 async def test_progress_has_the_last_steps(clock: ManualClock) -> None:
     """`GET progress` has the lanes of the last eight steps, without the waits of clients, also when the session has ended."""
     timeline, feeds = TimelineHook(), FeedQueue()

@@ -87,6 +87,25 @@ async def test_steps_and_rate(clock: ManualClock, registry: CollectorRegistry) -
     assert counts == {"0.1": 0, "0.5": 2, "1.0": 2, "5.0": 3, "+Inf": 3}
 
 
+class Down(ah.SessionRunHook):
+    """Fails after each run."""
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        raise ConnectionError("down")
+
+
+async def test_what_has_become_of_the_calls_of_hooks(registry: CollectorRegistry) -> None:
+    """Calls, failures and drops are counters of each hook; what is pending and disabled are gauges."""
+    down = ah.configure(Down(), on_error="log", disable_after=2)
+    async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry), down], name="trainer") as session:
+        for _ in range(5):
+            await session.run("loss")
+        series = scraped(registry)
+    names = ("calls_total", "failures_total", "dropped_total", "pending", "disabled")
+    assert [value(series, f"aiohooks_hook_{name}", hook="Down") for name in names] == [5, 2, 3, 0, 1]
+    assert value(series, "aiohooks_hook_failures_total", hook="PrometheusHook") == 0
+
+
 async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
     """The calls of each watched hook are a histogram, whose classes include their bounds; blocking is counted apart."""
     timing = ah.HookTimingHook(warn_secs=100)

@@ -200,13 +200,13 @@ class AssigningCreator:
             self.replay.outcome.trace.append(["session", "run", n])
             if n in self.replay.run_errors:
                 raise self.replay.error(self.replay.run_errors[n])
-            return await run(fetches, feed_dict, *args, **kwargs)  # type: ignore[arg-type]
+            return await run(fetches, feed_dict, *args, **kwargs)  # type: ignore[call-overload]
 
         async def scripted_aclose() -> None:
             self.replay.closed_sessions[created] += 1
             await aclose()
 
-        session.run = scripted_run  # type: ignore[method-assign]
+        session.run = scripted_run  # type: ignore[method-assign, assignment]
         session.aclose = scripted_aclose  # type: ignore[method-assign]
         return session
 

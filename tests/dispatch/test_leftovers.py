@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from tests.support.checks import without_collections
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import double
 from tests.support.waiting import ticks
@@ -63,6 +64,12 @@ class Kinds:
     @ah.point("first")
     async def first(self, value: int) -> int | None: ...
 
+    @ah.point("race")
+    async def race(self, value: int) -> int | None: ...
+
+    @ah.point("merge")
+    async def merge(self, value: int) -> list[int] | None: ...
+
     @ah.point("chain")
     async def chain(self, value: int) -> int:
         return value
@@ -83,9 +90,15 @@ def hook(work: Work) -> Any:
             await work()
             return None
 
+        async def merge(self, value: int) -> list[int]:
+            await work()
+            return [value]
+
         async def chain(self, value: int) -> int:
             await work()
             return value
+
+        race = chain
 
         async def wrap(self, value: int, call_next: Callable[[int], Awaitable[int]]) -> int:
             await work()
@@ -97,16 +110,12 @@ def hook(work: Work) -> Any:
 @contextlib.contextmanager
 def no_object_more(*, collect: bool) -> Iterator[None]:
     """Check that there are no more objects after the block than before, with a collection at its end or without."""
-    gc.collect()
-    gc.disable()
-    try:
+    with without_collections():
         before = len(gc.get_objects())
         yield
         if collect:
             gc.collect()
         after = len(gc.get_objects())
-    finally:
-        gc.enable()
     assert after - before < 10  # what a loop has kept of the last call
 
 
@@ -127,7 +136,7 @@ async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors
 
 @pytest.mark.parametrize("work", [immediately, a_turn, a_future])
 @pytest.mark.parametrize("options", [{}, {"timeout": 60.0}, {"on_error": "log"}, {"order": 1}], ids=str)
-@pytest.mark.parametrize("kind", ["nothing", "first", "chain", "wrap"])
+@pytest.mark.parametrize("kind", ["nothing", "first", "race", "merge", "chain", "wrap"])
 async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> None:
     """A call of each kind, with each option, whether its hooks wait or not."""
     composite = ah.compose(Kinds, [ah.configure(hook(work), **options), hook(work)])
@@ -136,7 +145,7 @@ async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> Non
 
 
 @pytest.mark.parametrize("options", [{"on_error": "log"}, {"timeout": 0.001}, {"timeout": 0.001, "on_error": "log"}, {}], ids=str)
-@pytest.mark.parametrize("kind", ["nothing", "first", "chain", "wrap"])
+@pytest.mark.parametrize("kind", ["nothing", "first", "race", "merge", "chain", "wrap"])
 async def test_of_a_group_with_a_failure(kind: str, options: dict[str, Any]) -> None:
     """A call of each kind in which one hook fails or takes too long, logged or raised."""
     composite = ah.compose(Kinds, [ah.configure(hook(is_slow if "timeout" in options else fails), **options), hook(a_turn)])

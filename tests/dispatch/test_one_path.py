@@ -82,7 +82,7 @@ kinds = pytest.mark.parametrize("kind", ["none", "unknown", "first", "chain", "w
 
 
 @kinds
-async def test_a_failing_hook_is_logged_and_disabled(kind: str) -> None:
+async def test_a_failing_hook_is_logged_and_disabled(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """With `on_error="log"` the call continues; after so many failures in a row, which a success ends, the hook is not called."""
     outcomes = iter([True, False, True, True])
     hook = Does(lambda: fail(ValueError("no")) if next(outcomes) else asyncio.sleep(0))
@@ -90,6 +90,7 @@ async def test_a_failing_hook_is_logged_and_disabled(kind: str) -> None:
     for _ in range(6):
         await call(group.hooks, kind)
     assert (hook.calls, group.status()[0].failures, group.status()[0].disabled) == (4, 3, True)
+    assert "failed 2 times in a row and is not called any more" in caplog.records[-1].getMessage()
 
 
 @kinds
@@ -120,27 +121,31 @@ async def test_no_cancel_is_invented(kind: str) -> None:
 
 @kinds
 async def test_orders_hold(kind: str) -> None:
-    """The hook of the lowest order begins first, wherever it is in the list."""
+    """An order is complete before the next one begins, the lowest first, wherever a hook is in the list."""
     seen: list[int] = []
 
     def hook(number: int) -> Any:
         async def act() -> None:
+            seen.append(number)
             await asyncio.sleep(0)
             seen.append(number)
 
         return ah.configure(Does(act), order=number)
 
     await call(ah.compose(Kinds, [hook(3), hook(1), hook(2)]), kind)
-    assert seen == [1, 2, 3]
+    assert seen == [1, 1, 2, 2, 3, 3]
 
 
 def test_a_plain_method_has_these_rules() -> None:
-    """Its hook is logged and disabled, and a cancel that it finds in a result is not the caller's."""
+    """Its hook is noted, logged and disabled, and a cancel that it finds in a result is not the caller's."""
     hook = Plain(ValueError("no"))
     group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=2)])
     for _ in range(4):
         group.hooks.plain("x")
     assert (hook.calls, group.status()[0].disabled) == (2, True)
+    with pytest.raises(ValueError, match="no") as raised:
+        ah.compose(Kinds, [hook]).plain("x")
+    assert raised.value.__notes__ == ["raised by Plain.plain"]
     with refused(ah.errors.HookCancelledError, "Plain.plain was cancelled"):
         ah.compose(Kinds, [Plain(asyncio.CancelledError())]).plain("x")
 
@@ -223,6 +228,13 @@ async def test_what_a_logged_hook_wraps_is_called_once(
         with pytest.raises(raised):
             await hooks.wrap("x", pay)
     assert calls == ["x"]
+
+
+async def test_an_error_passes_through_the_hooks_around_it() -> None:
+    """With one note, of the hook that has raised it."""
+    with pytest.raises(ValueError, match="before") as raised:
+        await ah.compose(Kinds, [Wrapping(lambda call_next: call_next("x")), Wrapping(fails_before)]).wrap("x", tail)
+    assert raised.value.__notes__ == ["raised by Wrapping#2.wrap"]
 
 
 async def test_the_clock_of_a_hook_stands_still_in_what_it_wraps() -> None:

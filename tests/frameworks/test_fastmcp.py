@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from mcp import MCPError
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
-from aiohooks.testing import ManualClock
-from tests.support.waiting import forever, parked
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -111,25 +108,6 @@ async def test_an_error_comes_out_as_itself() -> None:
         with pytest.raises(ToolError, match="not today"):
             await caller.call_tool("weather", {"city": "Bergen"})
     assert error.__notes__ == ["raised by Refuse.on_call_tool"]
-
-
-async def test_a_check_that_hangs_is_cut_off(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A time limit with `on_error="log"` bounds a hook that hangs, and the resource is read."""
-    started = asyncio.Event()
-
-    class Hanging(Middleware):
-        async def check_resource_access(self, context: Any) -> None:
-            started.set()
-            await forever()
-
-    middleware = ah.compose(Middleware, [ah.configure(Hanging(), timeout=2.0, on_error="log")])
-    async with client(middleware) as caller:
-        reading = await parked(caller.read_resource("data://stations"))
-        await started.wait()
-        clock.advance(2.0)
-        await reading
-    assert [record.levelno for record in caplog.records if record.name == "aiohooks"] == [logging.ERROR]
-    assert "Hanging.check_resource_access" in caplog.text
 
 
 def test_middlewares_need_a_way_to_be_joined() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
-from aiohooks.testing import ManualClock
-from tests.support.waiting import fail, forever, parked
+from tests.support.waiting import fail, forever
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -111,23 +109,6 @@ async def test_an_error_ends_the_run_as_itself() -> None:
     assert caught.value is error
     assert "raised by Failing.before_run" in caught.value.__notes__
     assert ended == ["cleaned up"]
-
-
-async def test_a_hook_that_hangs_is_cut_off(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A time limit with `on_error="log"` bounds a hook that hangs, and the run continues."""
-    started = asyncio.Event()
-
-    class Hanging(Capability):
-        async def before_run(self, ctx: Any) -> None:
-            started.set()
-            await forever()
-
-    running = await parked(run(ah.compose(Capability, [ah.configure(Hanging(), timeout=2.0, on_error="log")])))
-    await started.wait()
-    clock.advance(2.0)
-    assert "Bergen" in await running
-    assert [record.levelno for record in caplog.records if record.name == "aiohooks"] == [logging.ERROR]
-    assert "Hanging.before_run" in caplog.text
 
 
 def test_only_methods_of_the_hooks_are_overridden() -> None:

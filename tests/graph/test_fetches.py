@@ -117,7 +117,7 @@ async def test_values_come_back_in_the_shape_of_the_fetches(fetches: Any, values
 async def test_a_defaultdict_keeps_its_factory_and_a_mapping_its_order() -> None:
     """What a mapping has besides its items is kept; the caller's own structures are left as they were."""
     session = ah.Session(counting_graph())
-    result = await session.run(defaultdict(list, {"b": "x", "a": "loss"}))
+    result = await session.run(defaultdict[str, Any](list, {"b": "x", "a": "loss"}))
     assert result["new"] == []
     assert list(result) == ["b", "a", "new"]
     fetches = {"open": Open("x", "loss"), "list": ["x"]}

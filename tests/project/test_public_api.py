@@ -100,17 +100,22 @@ SIGNATURES: dict[str, str | None] = {
     "ChiefSessionCreator.create_session": "async (self)",
     "ChiefSessionCreator.aclose": "async (self, *, grace_secs=10.0)",
     "Clock": None,
-    "configure": "(hook, *, order=<object>, timeout=<object>, on_error=<object>, background=<object>, "
-    "max_pending=<object>, disable_after=<object>)",
-    "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0)",
+    "configure": "(hook, *, order=<_Unset>, timeout=<_Unset>, on_error=<_Unset>, background=<_Unset>, "
+    "max_pending=<_Unset>, disable_after=<_Unset>, observer=<_Unset>, on_full=<_Unset>, retry_secs=<_Unset>, thread=<_Unset>)",
+    "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None, methods=(), exit_reverse=(), timeout=None, "
+    "on_error='raise')",
     "HookGroup.call": "async (self, method, /, *args, **keywords)",
-    "HookGroup.on": "(self, method, fn=None, **attributes)",
+    "HookGroup.on": "(self, method, fn=None, *, order=<_Unset>, timeout=<_Unset>, on_error=<_Unset>, background=<_Unset>, "
+    "max_pending=<_Unset>, disable_after=<_Unset>, observer=<_Unset>, on_full=<_Unset>, retry_secs=<_Unset>, thread=<_Unset>)",
     "HookGroup.add": "(self, hook)",
     "HookGroup.remove": "(self, hook)",
     "HookGroup.status": "(self)",
-    "compose": "(kind, hooks, *, results=None)",
+    "compose": "(kind, hooks, *, results=None, init=None, methods=(), exit_reverse=(), timeout=None, on_error='raise')",
+    "compose_functions": "(functions, *, results=None, timeout=None, on_error='raise', name=None)",
     "in_order": "(hooks, *, first=0)",
     "point": "(how)",
+    "chain": "(*, argument)",
+    "wrap": "(*, argument)",
     "Coordinator": "(clean_stop_exception_types=(), *, parent=None, is_recoverable=None)",
     "Coordinator.start_soon": "(self, fn, *args, name=None)",
     "Coordinator.request_stop": "(self, reason=None)",
@@ -239,11 +244,11 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunContext.request_stop": "(self, reason=None)",
     "SessionRunHook": "()",
     "SessionRunHook.begin": "async (self)",
-    "SessionRunHook.after_create_session": "async (self, session, coord)",
-    "SessionRunHook.before_run": "async (self, run_context)",
-    "SessionRunHook.after_run": "async (self, run_context, run_values)",
-    "SessionRunHook.end": "async (self, session)",
-    "SessionRunHook.close": "async (self, exc)",
+    "SessionRunHook.after_create_session": "async (self, session, coord, /)",
+    "SessionRunHook.before_run": "async (self, run_context, /)",
+    "SessionRunHook.after_run": "async (self, run_context, run_values, /)",
+    "SessionRunHook.end": "async (self, session, /)",
+    "SessionRunHook.close": "async (self, exc, /)",
     "SessionRunValues": "(results, options, run_metadata)",
     "session.SessionStatus": None,
     "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None, pause=None, resume=None)",
@@ -318,7 +323,7 @@ COMMON_ERRORS = {
     "UnavailableError",
 }
 PUBLIC = {*COMMON_ERRORS, *(name for name in SIGNATURES if "." not in name)}
-MOST_NAMES = 71
+MOST_NAMES = 74
 
 # Packages of their own: what they offer beside what the front door has.
 PACKAGES = (

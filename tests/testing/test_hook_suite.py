@@ -15,7 +15,6 @@ from aiohooks.dispatch import HookRegistration
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import RecordingHook, check_hook, hook_checks
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -89,7 +88,7 @@ async def test_all_checks_run_on_a_graph() -> None:
 
     await check_hook(make, make_source=counting_graph, fetches="train", feed_dict={"x": 3})
     assert {loss for hook in made for loss in hook.losses} == {30}
-    assert len(made) > 50
+    assert len(made) > 40
 
 
 class FailsInEnd(Losses):
@@ -142,7 +141,7 @@ class AnswersErrors(Losses):
 class SwallowsCancels(Losses):
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await ticks()  # a wait of one turn may be over before the cancel comes
+            await asyncio.sleep(0)
 
 
 class LeavesATask(Losses):
@@ -201,7 +200,7 @@ class IsRenamed(Losses):
         (AnswersErrors, "leaves_errors_alone", "RuntimeError.'instead'"),
         (SwallowsCancels, "passes_on_cancels", "in its after_run: it has swallowed the cancel, so its task continued"),
         (SetsAVariable, "restores_context_variables", "context variable 'current' was 'none', and is 'left behind'"),
-        (HasNoName, "has_a_repr", "fails before its session: AttributeError"),
+        (HasNoName, "has_a_repr", "fails before its calls: AttributeError"),
         (HasALongRepr, "has_a_repr", "more than one line"),
         (ForgetsTheBest, "restores_its_state", "'best': 1.0}, and is .*'best': inf}"),
         (IsRenamed, "restores_its_state", r"and is {'losses': \[\], 'best': inf}"),
@@ -222,7 +221,10 @@ def _ends_forgotten_tasks() -> Iterator[None]:
 
 @pytest.mark.may_leak
 @pytest.mark.usefixtures("_ends_forgotten_tasks")
-@pytest.mark.parametrize(("check", "why"), [("ends_cleanly", "leaks:"), ("passes_on_cancels", "it left the tasks forgotten")])
+@pytest.mark.parametrize(
+    ("check", "why"),
+    [("ends_cleanly", "leaks:"), ("passes_on_cancels", "'forgotten' still runs, started at LeavesATask.before_run ")],
+)
 async def test_a_hook_that_leaks_fails(check: str, why: str) -> None:
     """What a hook leaves behind is found after each check, and after each cancel."""
     with pytest.raises(AssertionError, match=why):

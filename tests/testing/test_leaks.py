@@ -16,8 +16,10 @@ from typing import Any
 import anyio
 import pytest
 
+import aiohooks as ah
 from aiohooks import MemoryStepStore
 from aiohooks.testing import no_leaks
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -52,7 +54,7 @@ async def test_clean_code_leaves_nothing() -> None:
 
 
 async def test_running_task_is_named_with_its_line() -> None:
-    """A task that is not done when the block is left is named, with its current source line."""
+    """A task that is not done when the block is left is named, with the lines of the user's that started it and wait."""
     ended = asyncio.Event()
     tasks: list[asyncio.Task[Any]] = []
 
@@ -64,10 +66,42 @@ async def test_running_task_is_named_with_its_line() -> None:
         await asyncio.sleep(0)
 
     found = await leaks_of(leak)
-    assert "task 'straggler' still runs (" in found
-    assert "straggler, test_leaks.py:" in found
+    started, waits = leak.__code__.co_firstlineno + 1, straggler.__code__.co_firstlineno + 1
+    assert f"leak ({__file__}:{started}), waits at " in found.partition("'straggler' still runs, started at ")[2]
+    assert f"straggler ({__file__}:{waits}), in Event.wait (" in found
     ended.set()
     await tasks[0]
+
+
+async def test_tasks_of_hooks_are_named_with_the_users_lines() -> None:
+    """The task of a call of a hook has the line of the caller, and a task that the hook has started has that of the hook."""
+    ended = asyncio.Event()
+    tasks: list[asyncio.Task[Any]] = []
+
+    class Hooks:
+        async def on_start(self) -> None: ...
+
+    class Waits:
+        async def on_start(self) -> None:
+            tasks.append(asyncio.create_task(ended.wait(), name="of the hook"))
+            await ended.wait()
+
+    hooks = ah.compose(Hooks, [Waits()])
+
+    async def call_hooks() -> None:
+        await hooks.on_start()
+
+    async def leak() -> None:
+        tasks.append(asyncio.create_task(call_hooks()))
+        await ticks()
+
+    found = await leaks_of(leak)
+    call, hook = call_hooks.__code__.co_firstlineno + 1, Waits.on_start.__code__.co_firstlineno
+    assert f"call_hooks ({__file__}:{call}), waits at " in found.partition("'Waits.on_start' still runs, started at ")[2]
+    assert f"Waits.on_start ({__file__}:{hook + 1}), waits at " in found.partition("'of the hook' still runs, started at ")[2]
+    assert f"Waits.on_start ({__file__}:{hook + 2}), in Event.wait (" in found
+    ended.set()
+    await asyncio.wait(tasks)
 
 
 async def test_cancelled_but_not_awaited_task_is_a_leak() -> None:

@@ -63,7 +63,12 @@ def test_a_marked_test_must_not_leak(pytester: pytest.Pytester, mark: str) -> No
     """Under pytest-asyncio and anyio's plugin the test that leaks fails, with the leak; one that does not ask is left alone."""
     result = run(pytester, LEAKING.format(mark=mark))
     result.assert_outcomes(passed=2, failed=1)
-    result.stdout.fnmatch_lines(["*AssertionError: leaks:*", "*- task 'Task-*' still runs (Event.wait*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*AssertionError: leaks:*",
+            "*- task 'Task-*' still runs, started at leak (*test_a_marked_test_must_not_leak.py:11), waits at Event.wait (*",
+        ]
+    )
 
 
 def test_the_fixture_does_the_same(pytester: pytest.Pytester) -> None:

@@ -7,6 +7,7 @@ A line with `type: ignore` is wrong use: the checkers must refuse it, and they c
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -69,12 +70,83 @@ def graphs() -> None:
     def train(loss: float) -> float:
         return -loss
 
-    assert_type(loss, ah.Operation)
-    assert_type(train, ah.Operation)
+    assert_type(loss, ah.Operation[float])
+    assert_type(train, ah.Operation[float])
     with graph.as_default() as current:
         assert_type(current, ah.Graph)
     graph.operation(3)  # type: ignore[call-overload]
+    assert_type(graph.operation(lambda: 1), ah.Operation[int])
+    anything: ah.Operation = loss  # as before it had a type of its own
+    assert_type(graph.train_op(anything), ah.Operation[Any])
     graph.operation(loss, thread=True)  # type: ignore[call-overload]
+
+
+class LossHook(ah.SessionRunHook):
+    """A hook that says what it fetches, and has names of its own for what it is given."""
+
+    def __init__(self, loss: ah.Operation[float]) -> None:
+        self.loss = loss
+
+    async def before_run(self, ctx: ah.SessionRunContext) -> ah.SessionRunArgs:
+        assert_type(await ctx.session.run(self.loss), float)
+        return ah.SessionRunArgs(self.loss)
+
+    async def after_run(self, ctx: ah.SessionRunContext, values: ah.SessionRunValues[float]) -> None:
+        assert_type(values.results, float)
+
+    async def end(self, raw: ah.Session) -> None: ...
+
+
+class WrongHook(ah.SessionRunHook):
+    """Methods that cannot take what the session gives."""
+
+    async def before_run(self) -> None: ...  # type: ignore[override]
+    async def end(self, session: int) -> None: ...  # type: ignore[override]
+
+
+async def fetched(
+    session: ah.AsyncMonitoredSession, raw: ah.Session, loss: ah.Operation[float], names: ah.Operation[list[str]]
+) -> None:
+    """What is fetched has the type of the operation, and of several in a tuple; of names nothing is known."""
+    step, w = session.graph.global_step, session.graph.variable("w", 0.0)
+    assert_type(await session.run(loss), float)
+    assert_type(await session.run(loss, {"x": 1.0}, {"trace": True}), float)
+    assert_type(await session.run((loss, names)), tuple[float, list[str]])
+    assert_type(await session.run((loss, names, step)), tuple[float, list[str], int])
+    assert_type(await session.run((loss, names, step, w)), tuple[float, list[str], int, Any])
+    assert_type(await session.run((loss, "names")), Any)
+    assert_type(await session.run({"loss": loss}), Any)
+    assert_type(await raw.run(loss), float)
+    assert_type(await raw.run(loss, feed_dict={"x": 1.0}), float)
+    assert_type(await raw.run((names, loss)), tuple[list[str], float])
+    assert_type(await raw.run((names, loss, step)), tuple[list[str], float, int])
+    assert_type(await raw.run((names, loss, step, w)), tuple[list[str], float, int, Any])
+    assert_type(await raw.run("loss", options={}, run_metadata={}), Any)
+    async for value in session.steps(loss, feeds=range(3), prefetch=2):
+        assert_type(value, float)
+    async for pair in session.steps((loss, names)):
+        assert_type(pair, tuple[float, list[str]])
+    assert_type(session.steps((loss, names, step)), ah.session.Steps[tuple[float, list[str], int]])
+    assert_type(session.steps((loss, names, step, w)), ah.session.Steps[tuple[float, list[str], int, Any]])
+    assert_type(session.steps(), ah.session.Steps[Any])
+    assert_type(await anext(session.steps(loss)), float)
+    session.steps(loss, prefech=2)  # type: ignore[call-overload]
+    await session.run(loss, 3)  # type: ignore[call-overload]
+
+
+async def load(path: str, shard: int = 0, *, fast: bool = False) -> bytes:
+    """A coroutine function for the background."""
+    return b""
+
+
+def started(session: ah.AsyncMonitoredSession, coord: ah.Coordinator) -> None:
+    """What `start_soon` is given is what the function takes."""
+    assert_type(session.start_soon(load, "x", name="load"), asyncio.Task[bytes])
+    assert_type(coord.start_soon(load, "x", 1), asyncio.Task[bytes])
+    session.start_soon(lambda: load("x", fast=True))
+    session.start_soon(load)  # type: ignore[arg-type]
+    session.start_soon(load, 1)  # type: ignore[arg-type]
+    coord.start_soon(load, "x", 1, 2)  # type: ignore[arg-type]
 
 
 async def train_step(batch: int) -> Mapping[str, float]:
@@ -230,6 +302,16 @@ async def check_hook_groups(hooks: list[object]) -> None:
         @group.on(AgentHooks.on_start)
         async def log(name: str) -> None: ...
 
+        @group.on(AgentHooks.decide, order=1, on_error="log")
+        def at_random(who: str, *, times: int = 1) -> float:
+            return 0.5
+
+        assert_type(at_random("x"), float)
+        group.on(AgentHooks.on_start, log, timeout=1.0)
+        group.on(AgentHooks.on_start, log, tiemout=1.0)  # type: ignore[call-overload]
+        group.on(AgentHooks.on_start, log, on_error="ignore")  # type: ignore[call-overload]
+        group.on(MyHook.begin, log)  # type: ignore[arg-type]
+        group.on("on_start", log)  # type: ignore[call-overload]
         assert_type(group.status(), list[ah.dispatch.HookStatus])
         assert_type(ah.compose(AgentHooks, hooks, results={"decide": "first"}), AgentHooks)
         ah.point("last")  # type: ignore[arg-type]

@@ -134,6 +134,10 @@ class SessionReporter:
             "store": None,
             "values": {} if self._history is None else _thinned_values(self._history),
             "hooks": [],
+            "hook_calls": [
+                {**one._asdict(), "name": safe_text(one.name), "last_error": one.last_error and safe_text(one.last_error)}
+                for one in status.hooks[:_MAX_ROWS]
+            ],
             "loop": None,
             "timeline": None if self._timeline is None else _last_steps(self._timeline),
         }

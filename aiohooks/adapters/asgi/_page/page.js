@@ -152,6 +152,11 @@ function show(report) {
       ["published by", store.publishers.join(", ") || "none"],
     ], false);
   }
+  byId("calls-part").hidden = !report.hook_calls.some((one) => one.failures || one.dropped || one.pending);
+  byId("calls").replaceChildren(...report.hook_calls.map((one) => element("tr", null,
+    element("td", one.disabled_since === null ? one.name : `${one.name} (disabled)`), element("td", number(one.calls)),
+    element("td", number(one.failures)), element("td", number(one.dropped)), element("td", number(one.pending)),
+    element("td", one.last_error ?? ""))));
   byId("hooks-part").hidden = !report.hooks.length;
   byId("hooks").replaceChildren(...report.hooks.map((one) => element("tr", null,
     element("td", one.hook), element("td", one.phase), element("td", number(one.calls)),

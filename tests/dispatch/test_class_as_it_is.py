@@ -1,0 +1,410 @@
+"""A class of a framework as it is: its `__init__`, its data, what is set on the composite, the methods that it leaves out."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import copy
+import dataclasses
+import enum
+import inspect
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, final, runtime_checkable
+
+import pydantic
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import InvalidArgumentError, InvalidHookError
+from tests.support.checks import refused
+
+T = TypeVar("T")
+
+
+class Hook:
+    """It derives from none of the classes."""
+
+    title = "hook"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def on(self) -> None:
+        self.calls += 1
+
+
+class Untitled:
+    async def on(self) -> None: ...
+
+
+# -- __init__
+
+
+class Registering:
+    """A class that calls a method of its own, and registers itself, when it is made."""
+
+    registered: ClassVar[list[object]] = []
+    called: ClassVar[list[str]] = []
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.set_up()
+        self.registered.append(self)
+
+    def set_up(self) -> None:
+        self.called.append("own")
+
+    async def on(self) -> None: ...
+
+
+class Listening(Registering):
+    def set_up(self) -> None:
+        self.called.append("hook")
+
+
+async def test_init_runs_once_before_the_hooks_are_there() -> None:
+    """What `__init__` calls is the class's own, and the composite has what it sets; afterwards the hooks are called."""
+    hooks = [Listening("a"), Listening("b")]
+    Registering.registered.clear()
+    Registering.called.clear()
+    composite = ah.compose(Registering, hooks, init={"where": "group"})
+    assert composite.where == "group"
+    assert Registering.registered == [composite]
+    assert Registering.called == ["own"]
+    composite.set_up()
+    assert Registering.called == ["own", "hook", "hook"]
+
+
+def test_an_init_that_wants_arguments_names_them() -> None:
+    """The message has what is wanted, also when some of it is given; errors of `__init__` itself are in the message, too."""
+
+    class Wants:
+        def __init__(self, app: str, *, port: int, path: str = "/") -> None:
+            if port < 0:
+                raise AttributeError("a port")
+
+        async def on(self) -> None: ...
+
+    with refused(InvalidHookError, "Wants", "wants app, port; give init={'app': ..., 'port': ...}"):
+        ah.compose(Wants, [Hook()])
+    with refused(InvalidHookError, "wants port; give init={'port': ...}"):
+        ah.HookGroup(Wants, [Hook()], init={"app": "x"})
+    with refused(InvalidHookError, "failed with init={'app': 'x', 'port': -1}: AttributeError('a port')"):
+        ah.compose(Wants, [Hook()], init={"app": "x", "port": -1})
+    with refused(InvalidHookError, "unexpected keyword argument 'ports'"):
+        ah.compose(Wants, [Hook()], init={"app": "x", "port": 1, "ports": 2})
+    with refused(InvalidArgumentError, "init is [1]; give a mapping"):
+        ah.compose(Wants, [Hook()], init=[1])  # type: ignore[arg-type]
+
+
+# -- kinds of classes
+
+
+class On:
+    __slots__ = ()
+
+    async def on(self) -> None: ...
+
+
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    async def on(self) -> None: ...
+
+    @abc.abstractmethod
+    async def of_no_hook(self) -> None: ...
+
+
+class Plain(Protocol):
+    async def on(self) -> None: ...
+
+
+class WithData(Protocol):
+    title: str
+
+    async def on(self) -> None: ...
+
+
+@runtime_checkable
+class CheckedWithData(WithData, Protocol): ...
+
+
+@dataclasses.dataclass
+class Data(On):
+    number: int = 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Frozen(On):
+    number: int
+
+
+class Typed(On, Generic[T]): ...
+
+
+class Slots(On):
+    __slots__ = ("number",)
+
+
+class Model(On, pydantic.BaseModel):
+    number: int
+
+
+class Tuple(NamedTuple):
+    number: int
+
+    async def on(self) -> None: ...
+
+
+class Mapped(On, dict[str, int]): ...
+
+
+class Text(On, str): ...
+
+
+class Member(On, enum.Enum):
+    ONE = 1
+
+
+class NoMembers(On, enum.Enum): ...
+
+
+class Failure(On, Exception): ...
+
+
+@final
+class Last(On): ...
+
+
+class Keyed(On):
+    def __init_subclass__(cls, *, key: str, **others: Any) -> None:
+        super().__init_subclass__(**others)
+
+
+class Closing(type):
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        if bases != (On,):
+            raise AttributeError("no more classes")
+        return super().__new__(cls, name, bases, namespace)
+
+
+class Closed(On, metaclass=Closing): ...
+
+
+class Single(type):
+    objects: ClassVar[dict[type, object]] = {}
+
+    def __call__(cls, *args: Any, **keywords: Any) -> Any:
+        return Single.objects.setdefault(cls, super().__call__(*args, **keywords))
+
+
+class Once(On, metaclass=Single): ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "init"),
+    [
+        (Abstract, None), (Plain, None), (WithData, None), (CheckedWithData, None), (WithData, {"title": "group"}), (Data, None),
+        (Data, {"number": 2}), (Frozen, {"number": 2}), (Typed, None), (Typed[int], None), (Slots, None), (Model, {"number": 2}),
+        (Once, None),
+    ],
+)  # fmt: skip
+async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) -> None:
+    """It has an object with the data that was given, and its methods call the hooks."""
+    hooks = [Hook(), Hook()]
+    composite = ah.compose(kind, hooks, init=init)
+    await composite.on()
+    assert [one.calls for one in hooks] == [1, 1]
+    for name, value in (init or {}).items():
+        assert getattr(composite, name) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "init", "words"),
+    [
+        (Frozen, None, ("Frozen", "give init={'number': ...}")),
+        (Model, None, ("Model", "give init={'number': ...}")),
+        (Model, {"number": "x"}, ("Model", "init={'number': 'x'}", "valid integer")),
+        (Tuple, {"number": 1}, ("Tuple", "derives from tuple", "give a class")),
+        (Mapped, None, ("Mapped", "derives from dict")),
+        (Text, None, ("Text", "derives from str")),
+        (Member, None, ("Member", "derives from Enum")),
+        (NoMembers, None, ("NoMembers", "derives from Enum")),
+        (Failure, None, ("Failure", "derives from Exception")),
+        (Last, None, ("Last is final",)),
+        (Keyed, None, ("Keyed", "'key'", "derive one that can")),
+        (Closed, None, ("Closed", "no more classes", "derive one that can")),
+        (int, None, ("int has no public methods",)),
+        (object, None, ("object has no public methods",)),
+        (5, None, ("5 is not a class",)),
+    ],
+)
+def test_other_classes_are_refused(kind: Any, init: dict[str, Any] | None, words: tuple[str, ...]) -> None:
+    """Each by its name, with what to do, and never with an error that is not of this library."""
+    with refused(InvalidHookError, *words):
+        ah.compose(kind, [Hook()], init=init)
+
+
+def test_the_data_of_a_protocol_is_that_of_the_hooks() -> None:
+    """Hooks that have all of a protocol are objects of it: what it only declares is theirs, or is given by `init`."""
+    other = Hook()
+    other.title = "other"
+    for kind in (WithData, CheckedWithData):
+        assert ah.compose(kind, [Hook(), Hook()]).title == "hook"
+        with refused(InvalidHookError, "Hook.title is 'hook' and Hook.title is 'other'", 'give init={"title": ...}'):
+            ah.compose(kind, [Hook(), other])
+        assert ah.compose(kind, [Hook(), other], init={"title": "both"}).title == "both"
+        with refused(InvalidArgumentError, f"init has 'name', which is no data of {kind.__name__}", "title"):
+            ah.compose(kind, [Hook()], init={"name": "x"})
+        with refused(InvalidHookError, f"no hook has all of {kind.__name__} with title; give init={{'title': ...}}"):
+            ah.compose(kind, [Untitled()])
+
+
+def test_the_default_of_a_field_does_not_hide_what_hooks_set() -> None:
+    """A dataclass sets defaults on its objects; that of the composite has what the hooks of the class have."""
+
+    @dataclasses.dataclass
+    class Strict:
+        strict: bool = False
+
+        async def on(self) -> None: ...
+
+    class Own(Strict):
+        async def on(self) -> None: ...
+
+    assert ah.compose(Strict, [Own(strict=True)]).strict
+    assert not ah.compose(Strict, [Own(strict=True)], init={"strict": False}).strict
+
+
+# -- what is set on the composite
+
+
+class Middleware:
+    broker: Any = None
+    level: int
+    __slots__ = ("__dict__", "_seen", "level")
+
+    def set_broker(self, broker: object) -> None:
+        self.broker = broker
+
+    @property
+    def seen(self) -> list[object]:
+        return self._seen
+
+    @seen.setter
+    def seen(self, value: list[object]) -> None:
+        assert not hasattr(self, "_seen"), "set twice"
+        self._seen = value
+
+    async def on(self) -> None: ...
+
+
+class Using(Middleware):
+    async def on(self) -> None: ...
+
+
+def test_what_is_set_on_the_composite_reaches_the_hooks_of_its_class() -> None:
+    """Those that there are, also in a group in the group, and those added later; by a property as by one of the hook's own."""
+    first, inner, foreign, later = Using(), Using(), Hook(), Using()
+    group = ah.HookGroup(Middleware, [first, foreign, ah.compose(Middleware, [inner])])
+    group.hooks.broker = "direct"
+    assert first.broker == inner.broker == "direct"
+    group.hooks.set_broker("broker")
+    group.hooks.seen = ["seen"]
+    group.hooks.level = 3
+    group.add(later)
+    for one in (first, inner, later):
+        assert (one.broker, one.seen, one.level) == ("broker", ["seen"], 3)
+    assert not hasattr(foreign, "broker")
+    copy.copy(group.hooks).level = 4
+    assert first.level == 3
+    group.remove(later)
+    group.hooks.broker = "another"
+    assert (first.broker, later.broker) == ("another", "broker")
+
+
+def test_it_reaches_hooks_of_a_base_of_the_class() -> None:
+    """A class derived from a framework's own, as for its annotations, has hooks that derive from that; these may not have it."""
+
+    class Derived(Middleware):
+        async def on(self) -> None: ...
+
+    class Fixed(Using):
+        broker = property(lambda _: "fixed")
+
+    hook, fixed = Using(), Fixed()
+    ah.compose(Derived, [hook, fixed], init={}).set_broker("broker")
+    assert (hook.broker, fixed.broker) == ("broker", "fixed")
+
+
+def test_a_hook_that_cannot_have_it_is_named() -> None:
+    """The error is that of the hook, with a note."""
+
+    class Fixed(Using):
+        @property
+        def level(self) -> int:  # type: ignore[override]
+            return 1
+
+    composite = ah.compose(Middleware, [Fixed()], init={})
+    with pytest.raises(AttributeError) as caught:
+        composite.level = 3
+    assert "set on Fixed" in caught.value.__notes__[0]
+
+
+# -- methods that the class leaves out
+
+
+class Runs(Protocol):
+    def run(self, text: str) -> None: ...
+
+
+class Audit:
+    def __init__(self, seen: list[str]) -> None:
+        self.seen = seen
+
+    def run(self, text: str) -> None:
+        self.seen.append(f"plain {text}")
+
+    async def run_async(self, text: str) -> None:
+        await asyncio.sleep(0)
+        self.seen.append(text)
+
+    async def choose(self, text: str) -> str | None:
+        return text
+
+    def label(self) -> str:
+        return "audit"
+
+
+async def test_methods_that_a_class_leaves_out() -> None:
+    """They are as the first hook has them: called as other methods are, overlapped or with `results`, until the last is gone."""
+    seen: list[str] = []
+    first, second = Audit(seen), Audit(seen)
+    names = ("run_async", "choose", "label")
+    group = ah.HookGroup(Runs, [first, second], methods=names, results={"choose": "first", "label": "first"})
+    hooks: Any = group.hooks
+    assert inspect.iscoroutinefunction(hooks.run_async)
+    await hooks.run_async("x")
+    assert seen == ["x", "x"]
+    assert (await hooks.choose("y"), hooks.label()) == ("y", "audit")
+    group.remove(first)
+    group.remove(second)
+    await hooks.run_async("z")
+    assert seen == ["x", "x"]
+    with refused(InvalidHookError, "Audit#1.choose and Audit#2.choose both answer"):
+        ah.compose(Runs, [Audit(seen), Audit(seen)], methods=["choose"])
+
+
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (["run"], ("methods has 'run', which Runs has itself",)),
+        (["run_later"], ("methods has 'run_later', which is no public method of any hook",)),
+        (["seen"], ("methods has 'seen'", "no public method")),
+        (["__init__"], ("methods has '__init__'", "no public method")),
+        ([1], ("a name in methods is 1",)),
+        (1, ("methods is 1",)),
+    ],
+)
+def test_methods_that_no_hook_or_the_class_has_are_refused(methods: Any, words: tuple[str, ...]) -> None:
+    """By name."""
+    with refused(InvalidArgumentError, *words):
+        ah.compose(Runs, [Audit([])], methods=methods)

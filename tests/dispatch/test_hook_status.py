@@ -1,0 +1,302 @@
+"""`status()`: what has become of each hook's calls; background calls that are dropped; disabled hooks that are tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.sessions import double
+from tests.support.waiting import forever, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+Next = Callable[[int], Awaitable[int]]
+
+
+class Kinds:
+    async def observe(self, number: int) -> None: ...
+
+    @ah.point("first")
+    async def ask(self, number: int) -> int | None: ...
+
+    @ah.point("wrap")
+    async def wrap(self, number: int, call_next: Next) -> int:
+        return await call_next(number)
+
+    def plain(self, number: int) -> None: ...
+
+
+class Quick:
+    """Implements everything without a wait; fails while `error` is set."""
+
+    def __init__(self, error: Exception | None = None, answer: int | None = None) -> None:
+        self.error, self.answer = error, answer
+        self.made = 0
+
+    def make(self) -> int | None:
+        self.made += 1
+        if self.error is not None:
+            raise self.error
+        return self.answer
+
+    async def observe(self, number: int) -> None:
+        self.make()
+
+    async def ask(self, number: int) -> int | None:
+        return self.make()
+
+    async def wrap(self, number: int, call_next: Next) -> int:
+        self.make()
+        return await call_next(number)
+
+    def plain(self, number: int) -> None:
+        self.make()
+
+
+class Slow(Quick):
+    """Waits in everything that may."""
+
+    async def observe(self, number: int) -> None:
+        await asyncio.sleep(0)
+        self.make()
+
+    async def ask(self, number: int) -> int | None:
+        await asyncio.sleep(0)
+        return self.make()
+
+
+class Other(Quick): ...
+
+
+class Around(Quick):
+    """Wraps what observes."""
+
+    async def observe(self, number: int) -> AsyncIterator[None]:  # type: ignore[override]
+        self.make()
+        yield
+
+
+async def innermost(number: int) -> int:
+    return number
+
+
+async def call(hooks: Kinds, kind: str) -> Any:
+    """Call the method `kind`."""
+    if kind == "plain":
+        return hooks.plain(1)
+    return await (hooks.wrap(1, innermost) if kind == "wrap" else getattr(hooks, kind)(1))
+
+
+@pytest.mark.parametrize("made", [[Quick, Quick], [Slow, Slow], [Quick, Slow], [Around, Quick], [Around, Slow]])
+@pytest.mark.parametrize("kind", ["observe", "ask", "wrap", "plain"])
+async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) -> None:
+    """Also those before the group has changed, and also where a call fails: then not those that it kept from being made."""
+    first, second = (one() for one in made)
+    group = ah.HookGroup(Kinds, [first, second])
+    for _ in range(3):
+        await call(group.hooks, kind)
+    third = Quick()
+    group.add(third)
+    await call(group.hooks, kind)
+    group.remove(third)
+    await call(group.hooks, kind)
+    assert [(one.calls, one.failures, one.last_error) for one in group.status()] == [(5, 0, None)] * 2
+    assert (first.made, third.made) == (5, 1)
+    first.error = ValueError("no")
+    with pytest.raises(ValueError, match="no"):
+        await call(group.hooks, kind)
+    (status, behind) = group.status()
+    assert status[1:4] == (6, 1, "ValueError('no')")
+    overlaps = kind == "observe" and isinstance(first, Slow)
+    assert behind.calls == (6 if overlaps else 5)
+    assert (first.made, second.made) == (6, 5)
+    first.error, first.answer = None, 1
+    if kind == "ask":  # the answer of the first keeps the second from being asked
+        assert await call(group.hooks, kind) == 1
+        assert [one.calls for one in group.status()] == [7, 5]
+
+
+async def test_a_full_queue_drops_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    """With `on_full="drop"` no caller waits: what has no place is counted, and logged the first time and every tenfold."""
+    hook = Slow()
+    async with ah.HookGroup(Kinds, [ah.configure(hook, background=True, max_pending=2, on_full="drop")]) as group:
+        for _ in range(102):
+            await group.hooks.observe(1)
+        assert group.status() == [("Slow", 102, 0, None, 100, None, 2)]
+        texts = [record.getMessage() for record in caplog.records]
+        assert texts == [
+            f"Slow.observe: background call dropped, as its on_full says: max_pending=2 are pending; dropped so far: {count}"
+            for count in (1, 10, 100)
+        ]
+        await until_true(lambda: hook.made == 2)
+        await group.hooks.observe(1)
+    assert hook.made == 3
+    assert group.status() == [("Slow", 103, 0, None, 100, None, 0)]
+
+
+async def test_what_the_end_drops_is_counted() -> None:
+    """The call that is cancelled was made; those behind it were not."""
+
+    class Stuck(Quick):
+        async def observe(self, number: int) -> None:
+            await forever()
+
+    with ManualClock() as clock:
+        group = ah.HookGroup(Kinds, [ah.configure(Stuck(), background=True)], grace_secs=1)
+        async with group:
+            for _ in range(5):
+                await group.hooks.observe(1)
+            asyncio.get_running_loop().call_later(0.01, clock.advance, 1)
+    assert group.status() == [("Stuck", 5, 0, None, 4, None, 0)]
+
+
+async def test_a_failure_that_the_next_call_raises_is_counted_once() -> None:
+    """It is a failure of the call that was queued, and not of the one that raises it."""
+    async with ah.HookGroup(Kinds, [ah.configure(Slow(KeyError(1)), background=True)]) as group:
+        await group.hooks.observe(1)
+        await until_true(lambda: not group.status()[0].pending)
+        with pytest.raises(KeyError):
+            await group.hooks.observe(1)
+        assert group.status() == [("Slow", 1, 1, "KeyError(1)", 0, None, 0)]
+
+
+# -- tried again
+
+OFTEN = [
+    (Quick, "observe"),
+    (Slow, "observe"),
+    (Quick, "ask"),
+    (Slow, "ask"),
+    (Quick, "wrap"),
+    (Around, "observe"),
+    (Quick, "plain"),
+]
+
+
+@pytest.mark.parametrize(("made", "kind"), OFTEN)
+async def test_a_disabled_hook_is_tried_again(made: type[Quick], kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """After `retry_secs` by one call. If that fails, the hook is left out as long again; if it succeeds, it takes part again."""
+    hook, other = made(ValueError("down")), Other()
+    with ManualClock() as clock:
+        group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=2, retry_secs=30), other])
+        began = time.time()
+        for _ in range(4):
+            await call(group.hooks, kind)
+        (status, _) = group.status()
+        assert status[:5] == (made.__name__, 4, 2, "ValueError('down')", 2)
+        assert status.disabled
+        assert status.disabled_since is not None
+        assert began - 1 < status.disabled_since < time.time() + 1
+        clock.advance(29)
+        await call(group.hooks, kind)
+        assert hook.made == 2
+        clock.advance(1)
+        for _ in range(3):
+            await call(group.hooks, kind)
+        assert hook.made == 3
+        clock.advance(30)
+        hook.error = None
+        for _ in range(3):
+            await call(group.hooks, kind)
+        assert (hook.made, other.made) == (6, 11)
+        assert group.status()[0] == (made.__name__, 11, 3, "ValueError('down')", 5, None, 0)
+        assert "has succeeded and is called again" in caplog.records[-1].getMessage()
+        hook.error = ValueError("down again")
+        await call(group.hooks, kind)
+        assert not group.status()[0].disabled  # its failures are counted anew
+        await call(group.hooks, kind)
+        assert group.status()[0].disabled
+
+
+@pytest.mark.parametrize("kind", ["observe", "wrap"])
+async def test_only_one_call_tries_it(kind: str) -> None:
+    """However long it takes; those beside it do without the hook. If it is cancelled, the hook is tried again later."""
+    gates = [asyncio.Event() for _ in range(3)]
+
+    class Gated(Quick):
+        async def observe(self, number: int) -> None:
+            await self.pass_through()
+
+        async def wrap(self, number: int, call_next: Next) -> int:
+            await self.pass_through()
+            return await call_next(number)
+
+        async def pass_through(self) -> None:
+            self.make()
+            await gates[self.made - 2].wait()
+
+    hook = Gated(ValueError("down"))
+    with ManualClock() as clock:
+        group = ah.HookGroup(Kinds, [ah.configure(hook, on_error="log", disable_after=1, retry_secs=30)])
+        await call(group.hooks, kind)
+        hook.error = None
+        for outcome in ("cancelled", "done"):
+            clock.advance(30)
+            made = hook.made
+            calls = [asyncio.create_task(call(group.hooks, kind)) for _ in range(3)]
+            await ticks()
+            clock.advance(100)
+            await call(group.hooks, kind)
+            assert [one.done() for one in calls] == [False, True, True]
+            assert hook.made == made + 1
+            calls[0].cancel() if outcome == "cancelled" else gates[1].set()
+            await asyncio.wait(calls)
+            assert calls[0].cancelled() == (outcome == "cancelled")
+            assert [one.result() for one in calls[1:]] == [1 if kind == "wrap" else None] * 2
+        assert not group.status()[0].disabled
+
+
+async def test_a_background_hook_is_tried_again() -> None:
+    """The calls that were queued meanwhile are counted as dropped."""
+    hook = Slow(ValueError("down"))
+    options: dict[str, Any] = {"on_error": "log", "disable_after": 1, "retry_secs": 5}
+    with ManualClock() as clock:
+        async with ah.HookGroup(Kinds, [ah.configure(hook, background=True, **options)]) as group:
+            for _ in range(3):
+                await group.hooks.observe(1)
+            await until_true(lambda: not group.status()[0].pending)
+            assert (hook.made, group.status()[0].dropped) == (1, 2)
+            hook.error = None
+            clock.advance(5)
+            for _ in range(3):
+                await group.hooks.observe(1)
+        assert (hook.made, group.status()[0].disabled) == (4, False)
+
+
+# -- in a session
+
+
+class Audit(ah.SessionRunHook):
+    """Fails after a run."""
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await asyncio.sleep(0)
+        raise ConnectionError("down")
+
+
+async def test_a_background_failure_names_the_step_of_its_run() -> None:
+    """The run that raises it is a later one."""
+    async with ah.AsyncMonitoredSession(double, [ah.configure(Audit(), background=True)]) as session:
+        await session.run("loss")
+        await ticks(20)
+        with pytest.raises(ConnectionError) as raised:
+            await session.run("loss")
+        assert raised.value.__notes__ == ["raised by Audit.after_run at step 1"]
+
+
+async def test_the_status_of_a_session_has_its_hooks() -> None:
+    """Its text has those whose calls have failed or were dropped."""
+    hooks: Any = [ah.SessionRunHook(), ah.configure(Audit(), on_error="log", disable_after=2)]
+    async with ah.AsyncMonitoredSession(double, hooks) as session:
+        assert "failed" not in str(session.status())
+        for _ in range(3):
+            await session.run("loss")
+        plain, audit = session.status().hooks
+        assert plain == ("SessionRunHook", 0, 0, None, 0, None, 0)
+        assert audit[:5] == ("Audit", 3, 2, "ConnectionError('down')", 1)
+        assert "Audit: 2 of 3 calls failed, the last with ConnectionError('down'); 1 dropped; disabled" in str(session.status())

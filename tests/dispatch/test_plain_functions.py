@@ -1,0 +1,411 @@
+"""Plain functions: where a method may return an awaitable, in worker threads, and several called as one."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
+from typing import Annotated, Any, ClassVar, TypeVar, Union
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import InvalidArgumentError, InvalidHookError
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.waiting import ticks
+
+T = TypeVar("T")
+MaybeAwaitable = Union[T, Awaitable[T]]  # noqa: UP007
+variable: ContextVar[str] = ContextVar("variable", default="")
+
+# -- methods that may return an awaitable
+
+
+class Broker:
+    """Plain methods, annotated in the ways that frameworks use; their hooks may be of both kinds."""
+
+    def send(self, text: str) -> str | Awaitable[str]:
+        return text
+
+    def text(self, text: str) -> "Union[str, Coroutine[Any, Any, str]]":  # noqa: UP007, UP037
+        return text
+
+    def alias(self, text: str) -> MaybeAwaitable[str]:
+        return text
+
+    def noted(self, text: str) -> Annotated[str | Coroutine[Any, Any, str], "a note"]:
+        return text
+
+    def for_checkers(self, text: str) -> "str | Awaitable[Missing]":  # type: ignore[name-defined]  # noqa: F821, UP037
+        return text
+
+
+class Plain:
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+
+    def answer(self, text: str) -> str:
+        return text + self.letter
+
+    send = text = alias = noted = for_checkers = answer
+
+
+class Waiting(Plain):
+    async def wait(self, text: str) -> str:
+        await asyncio.sleep(0)
+        return text + self.letter
+
+    send = text = alias = noted = for_checkers = wait  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("name", ["send", "text", "alias", "noted", "for_checkers"])
+async def test_a_method_that_may_return_an_awaitable_takes_both_kinds(name: str) -> None:
+    """It returns the answer itself if no hook may wait, and otherwise an awaitable of it; so does the class itself."""
+    plain = ah.compose(Broker, [Plain("a"), Plain("b")], results="chain")
+    assert getattr(plain, name)("x") == "xab"
+    mixed = ah.compose(Broker, [Plain("a"), Waiting("b"), Plain("c")], results="chain")
+    answer = getattr(mixed, name)("x")
+    assert inspect.isawaitable(answer)
+    assert await answer == "xabc"
+    assert getattr(ah.compose(Broker, []), name)("x") == "x"
+
+
+async def test_hooks_that_wait_overlap_there_too() -> None:
+    """Methods that return None or an awaitable of it call all hooks, and those that wait meet."""
+    barrier, called = asyncio.Barrier(2), list[str]()
+
+    class Events:
+        def on(self) -> Awaitable[None] | None: ...
+
+    class Meets:
+        async def on(self) -> None:
+            await barrier.wait()
+            called.append("meets")
+
+    class Notes:
+        def on(self) -> None:
+            called.append("notes")
+
+    class NotAnnotated:
+        def on(self) -> None: ...
+
+    with refused(
+        InvalidHookError, "Meets.on is a coroutine function", "write it as `def`; or, if", "`-> Awaitable[None] | None`"
+    ):
+        ah.compose(NotAnnotated, [Meets()])
+    answer = ah.compose(Events, [Meets(), Notes(), Meets()]).on()
+    assert answer is not None
+    await answer
+    assert called == ["notes", "meets", "meets"]
+    assert ah.compose(Events, [Notes()]).on() is None
+    with refused(InvalidHookError, "Notes.on is a plain function, which no time limit can end"):
+        ah.compose(Events, [ah.configure(Notes(), timeout=1.0)])
+
+
+async def test_a_plain_hook_that_returns_an_awaitable_says_so() -> None:
+    """By its annotation, then it is awaited; otherwise the call fails, and nothing is left unawaited."""
+
+    class Says:
+        def send(self, text: str) -> str | Awaitable[str]:
+            return self._send(text)
+
+        async def _send(self, text: str) -> str:
+            await asyncio.sleep(0)
+            return text + "!"
+
+    class DoesNot(Says):
+        def send(self, text):  # type: ignore[no-untyped-def]
+            return self._send(text)
+
+    answer = ah.compose(Broker, [Says()]).send("x")
+    assert not isinstance(answer, str)
+    assert await answer == "x!"
+    with refused(InvalidHookError, "DoesNot.send is a plain function, and returned <coroutine", "write it as `async def`"):
+        ah.compose(Broker, [DoesNot()]).send("x")
+
+
+async def test_the_own_answer_of_a_class_may_be_an_awaitable() -> None:
+    """One that it always is stays one; where a plain hook has no answer, that of the class is returned as it is."""
+
+    class Own:
+        def always(self) -> Awaitable[str]:
+            return self._own()
+
+        def perhaps(self) -> str | Awaitable[str | None] | None:
+            return self._own()
+
+        async def _own(self) -> str:
+            await asyncio.sleep(0)
+            return "own"
+
+    class Silent:
+        def perhaps(self) -> None: ...
+
+    class Waits:
+        async def always(self) -> str:
+            return "hook"
+
+        async def perhaps(self) -> None:
+            await asyncio.sleep(0)
+
+    for hooks in ([], [Silent()], [Waits()], [Silent(), Waits()]):
+        composite = ah.compose(Own, hooks, results="first")
+        answer = composite.perhaps()
+        assert inspect.isawaitable(answer)
+        assert await answer == "own"
+        assert await composite.always() == ("hook" if any(isinstance(one, Waits) for one in hooks) else "own")
+
+
+# -- hooks in threads
+
+
+class Calls:
+    async def on(self, text: str) -> str | None: ...
+
+    async def notify(self, text: str) -> None: ...
+
+    def plain(self) -> None: ...
+
+
+class Blocking:
+    """It waits for others in its thread, where no coroutine could."""
+
+    def __init__(self, barrier: threading.Barrier | None = None) -> None:
+        self.barrier = barrier
+        self.threads: list[int] = []
+
+    def on(self, text: str) -> str | None:
+        self.threads.append(threading.get_ident())
+        if self.barrier is not None:
+            self.barrier.wait(10)
+        variable.set(text)
+        return text + "!"
+
+
+@pytest.mark.parametrize("wrap", [ah.BlockingHook, functools.partial(ah.configure, thread=True)])
+async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any], Any]) -> None:
+    """Sync and async hooks share a group; what a thread leaves in its context is the caller's."""
+
+    class Async:
+        async def on(self, text: str) -> str:
+            await asyncio.to_thread(barrier.wait, 10)
+            return "async"
+
+    barrier = threading.Barrier(3)
+    first, second = Blocking(barrier), Blocking(barrier)
+    given = wrap(second)
+    group = ah.HookGroup(Calls, [wrap(first), Async(), given], results="together")
+    assert await group.call(Calls.on, "x") == ["x!", "async", "x!"]
+    assert variable.get() == "x"
+    assert threading.get_ident() not in first.threads + second.threads
+    group.remove(given if isinstance(given, ah.BlockingHook) else second)
+    assert [one.name for one in group.status()] == ["Blocking#1", "Async"]
+
+
+def test_a_thread_that_cannot_be_is_refused() -> None:
+    """For plain methods of the class, for hooks without plain methods, and in a session, which has objects for them."""
+
+    class Both(Blocking):
+        def plain(self) -> None: ...
+
+    class Async:
+        async def on(self, text: str) -> None: ...
+
+    with refused(InvalidHookError, "Blocking.on is not a coroutine function", "configure(hook, thread=True)"):
+        ah.compose(Calls, [Blocking()])
+    with refused(InvalidHookError, "Both.plain is called as a plain method, which cannot wait for a thread"):
+        ah.compose(Calls, [ah.BlockingHook(Both())])
+    with refused(InvalidHookError, "Async is to be called in a thread, but has no plain method"):
+        ah.compose(Calls, [ah.configure(Async(), thread=True)])
+    with refused(InvalidHookError, "FinalOpsHook has thread=True, which is for hooks of a group", "BlockingHook(hook)"):
+        ah.AsyncMonitoredSession(ah.Graph(), [ah.configure(ah.FinalOpsHook(()), thread=True)])
+
+
+async def test_a_blocking_hook_of_a_session_in_a_group() -> None:
+    """Where the lifecycle is that of a session, it is called as a session calls it."""
+    group = ah.HookGroup(ah.SessionRunHook, [ah.BlockingHook(Ending())])
+    await group.hooks.close(None)
+    assert Ending.ended.pop() is None
+
+
+class Ending:
+    ended: ClassVar[list[BaseException | None]] = []
+
+    def close(self, exc: BaseException | None) -> None:
+        self.ended.append(exc)
+
+
+async def test_a_hook_of_a_group_is_none_of_a_session() -> None:
+    """An object with methods of another lifecycle is refused when the session begins."""
+    with pytest.raises(InvalidHookError, match="has none of the methods of a hook: begin"):
+        async with ah.AsyncMonitoredSession(ah.Graph(), [ah.BlockingHook(Blocking())]):
+            pass
+
+
+async def test_a_time_limit_waits_for_the_thread(clock: ManualClock) -> None:
+    """The call fails with its limit when the thread has ended."""
+    gate = threading.Event()
+
+    class Hangs:
+        def notify(self, text: str) -> None:
+            gate.wait(10)
+
+    composite = ah.compose(Calls, [ah.configure(Hangs(), thread=True, timeout=1.0)])
+    call = asyncio.ensure_future(composite.notify("x"))
+    await ticks()
+    clock.advance(1.0)
+    gate.set()
+    with pytest.raises(ah.errors.HookTimeoutError, match=r"Hangs\.notify"):
+        await call
+
+
+# -- functions
+
+
+async def test_functions_are_called_as_one() -> None:
+    """Coroutine functions overlap, plain ones are called in turn, others in threads; it has the name and signature of one."""
+    barrier, called = asyncio.Barrier(2), list[str]()
+
+    async def first(request: str) -> None:
+        await barrier.wait()
+        called.append(f"first {request}")
+
+    async def second(request: str, extra: int = 0) -> None:
+        await barrier.wait()
+        called.append(f"second {request}")
+
+    def plain(request: str) -> None:
+        called.append(f"plain {request}")
+
+    def blocking(request: str) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+
+    hooks = ah.compose_functions([first, second, plain, ah.configure(blocking, thread=True)], name="on_request")
+    assert inspect.iscoroutinefunction(hooks)
+    assert inspect.signature(hooks) == inspect.signature(first)
+    assert hooks.__name__ == "on_request"  # type: ignore[attr-defined]
+    await hooks("x")
+    assert sorted(called) == ["first x", "plain x", "second x"]
+    hooks.remove(first)
+    hooks.remove(second)
+    hooks.add(plain)
+    called.clear()
+    await hooks(request="y")
+    assert called == ["plain y", "plain y"]
+    with refused(InvalidArgumentError, "first", "is not a hook of <HookGroup on_request"):
+        hooks.remove(first)
+
+
+async def test_functions_with_answers() -> None:
+    """`results` as elsewhere; without it several answers are an error."""
+
+    async def around(text: str, call_next: Callable[[str], Awaitable[str]]) -> str:
+        return f"<{await call_next(text)}>"
+
+    async def ask(text: str) -> str:
+        return text
+
+    def silent(_: str) -> None: ...
+
+    def add(letter: str) -> Callable[[str], str]:
+        return lambda text: text + letter
+
+    assert await ah.compose_functions([add("a"), add("b")], results="chain")("x") == "xab"
+    assert await ah.compose_functions([silent, add("b")], results="first")("x") == "xb"
+    assert await ah.compose_functions([around, around], results="wrap")("x", ask) == "<<x>>"
+    assert await ah.compose_functions([add("a")])("x") == "xa"
+    assert await ah.compose_functions([])("x") is None
+    with refused(InvalidHookError, "returned ['xa', 'xb']", "results="):
+        await ah.compose_functions([add("a"), add("b")])("x")
+
+
+async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
+    """What calls the next, or takes an answer, is found in the first function, or named, and refused where it is unclear."""
+
+    async def around(call_next: Callable[[], Awaitable[str]], context: str) -> str:
+        return f"{context}<{await call_next()}>"
+
+    async def job() -> str:
+        return "done"
+
+    async def rewrite(message: str, recipient: str) -> str:
+        return message + "!"
+
+    wrapped = ah.compose_functions([around, around], results="wrap")
+    assert await wrapped(job, "a") == await wrapped(context="a", call_next=job) == "a<a<done>>"
+    assert await ah.compose_functions([rewrite, rewrite], results=ah.chain(argument="message"))("hello", "Ada") == "hello!!"
+    with refused(InvalidHookError, "which argument takes the answer", "message, recipient"):
+        ah.compose_functions([rewrite, rewrite], results="chain")
+    with refused(InvalidHookError, "job", "cannot take the call", "call_next, context"):
+        ah.compose_functions([around, job], results="wrap")
+    with refused(InvalidHookError, "which argument calls the next", "message, recipient"):
+        ah.compose_functions([rewrite, rewrite], results="wrap")
+
+
+async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
+    """An error comes out with a note, or is logged; a time limit is that of each."""
+    error = ValueError("no")
+
+    async def fails(_: object) -> None:
+        raise error
+
+    async def hangs(_: object) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(ValueError, match="no") as caught:
+        await ah.compose_functions([fails, hangs])(1)
+    assert caught.value is error
+    assert "raised by fails.call" in error.__notes__
+    await ah.compose_functions([fails], on_error="log")(1)
+    call = asyncio.ensure_future(ah.compose_functions([hangs], timeout=1.0)(1))
+    await ticks()
+    clock.advance(1.0)
+    with pytest.raises(ah.errors.HookTimeoutError, match="hangs"):
+        await call
+
+
+def test_what_is_no_function_is_refused() -> None:
+    """Each with what to give."""
+
+    def plain() -> None: ...
+
+    with refused(InvalidHookError, "5 is given as a function"):
+        ah.compose_functions([5])
+    with refused(InvalidArgumentError, "functions is <function", "give a list of functions"):
+        ah.compose_functions(plain)  # type: ignore[arg-type]
+    with refused(InvalidHookError, "plain", "which no time limit can end"):
+        ah.compose_functions([ah.configure(plain, timeout=1.0)])
+    with refused(InvalidHookError, "background=True"):
+        ah.compose_functions([ah.configure(plain, background=True)])
+    with refused(InvalidArgumentError, "results is 'all'"):
+        ah.compose_functions([plain], results="all")  # type: ignore[arg-type]
+
+
+async def test_a_method_of_a_composite_is_a_callable() -> None:
+    """Where a callable is taken, `composite.method` is one; taken before, it stays right after `add` and `remove`."""
+    called: list[str] = []
+
+    class Observer:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def notify(self, text: str) -> None:
+            called.append(self.name + text)
+
+    first, second = Observer("a"), Observer("b")
+    group = ah.HookGroup(Calls)
+    notify = group.hooks.notify
+    assert inspect.iscoroutinefunction(notify)
+    await notify("0")
+    group.add(first)
+    await notify("1")
+    group.add(second)
+    group.remove(first)
+    await notify("2")
+    group.remove(second)
+    await notify("3")
+    assert called == ["a1", "b2"]

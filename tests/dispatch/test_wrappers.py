@@ -1,0 +1,439 @@
+"""Middleware classes: which argument calls the next hook, and what the last hook calls."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import InvalidArgumentError, InvalidHookError
+from tests.support.checks import refused
+
+pytestmark = pytest.mark.every_python
+
+App = Callable[[str, "Read", "Write"], Coroutine[None, None, None]]
+Read = Callable[[], Awaitable[str]]
+Write = Callable[[str], Awaitable[None]]
+
+
+class Forward(Protocol):
+    def __call__(self, request: str) -> Awaitable[str]: ...
+
+
+class Middlewares:
+    """The next one is found by annotation or by name, at any position, whatever is returned."""
+
+    async def last(self, context: list[str], call_next: Callable[[], Awaitable[None]]) -> None: ...
+
+    async def first(self, continuation, details, request) -> str:  # type: ignore[no-untyped-def]
+        raise NotImplementedError("this is for the hooks to do")
+
+    async def alias(self, scope: str, receive: Read, send: Write, next_app: App) -> None:
+        """Only a docstring."""
+
+    async def protocol(self, forward: Forward, request: str) -> str:
+        message = f"no hook for {request}"
+        raise NotImplementedError(message)
+
+    async def optional(self, request: str, go: "Callable[[str], Awaitable[str]] | None" = None) -> Any:  # noqa: UP037
+        pass
+
+    async def unknown(self, request: str, handler: "Missing[str]") -> Any:  # type: ignore[name-defined] # noqa: F821, UP037
+        return None
+
+    async def keyword(self, request: str, *, nxt: Any) -> Any: ...
+
+
+WRAPPED = {
+    "last": ("call_next", 0),
+    "first": ("continuation", 2),
+    "alias": ("next_app", 3),
+    "protocol": ("forward", 1),
+    "optional": ("go", 1),
+    "unknown": ("handler", 1),
+    "keyword": ("nxt", 1),
+}
+"""The argument that calls the next one, and how many it is given."""
+each_method = pytest.mark.parametrize("name", WRAPPED)
+
+
+def hook_of(name: str, letter: str, notes: list[str]) -> object:
+    """Return a hook that notes when it is called, and adds its letter to what it passes on and to the answer."""
+    argument, count = WRAPPED[name]
+    signature = inspect.signature(getattr(Middlewares, name))
+
+    async def method(*args: Any, **keywords: Any) -> Any:
+        given = dict(signature.bind(*args, **keywords).arguments)
+        call_next = given.pop(argument)
+        values = [*given.values()][1 : count + 1]
+        notes.append(letter)
+        await asyncio.sleep(0)
+        answer = await call_next(*values[:-1], *(f"{value}{letter}" for value in values[-1:]))
+        notes.append(f"/{letter}")
+        return None if answer is None else f"{letter}({answer})"
+
+    return type("Hook", (), {name: method})()
+
+
+def calls_of(composite: Any, name: str, notes: list[str]) -> list[Callable[[], Awaitable[Any]]]:
+    """Return the ways to call a method around a tool that takes what it is given and no more."""
+    argument, count = WRAPPED[name]
+
+    async def tool(*values: str) -> str | None:
+        assert len(values) == count
+        notes.append("tool")
+        return "".join(values) or None
+
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    tool.__signature__ = inspect.Signature([inspect.Parameter(f"_{each}", kind) for each in range(count)])  # type: ignore[attr-defined]
+    names = [*inspect.signature(getattr(Middlewares, name)).parameters][1:]
+    given = {each: tool if each == argument else "x" for each in names}
+    method = getattr(composite, name)
+    by_name = functools.partial(method, **given)
+    return [by_name] if name == "keyword" else [by_name, functools.partial(method, *given.values())]
+
+
+@each_method
+@pytest.mark.parametrize("letters", ["", "a", "abc"])
+async def test_the_tool_runs_once(name: str, letters: str) -> None:
+    """Whatever the class does itself is nothing, so what the caller gave is innermost, and gets what the last hook gives."""
+    notes: list[str] = []
+    composite = ah.compose(Middlewares, [hook_of(name, letter, notes) for letter in letters], results="wrap")
+    for call in calls_of(composite, name, notes):
+        notes.clear()
+        answer = await call()
+        assert notes == [*letters, "tool", *(f"/{letter}" for letter in reversed(letters))]
+        given = "x" * WRAPPED[name][1] + letters
+        assert answer == ("".join(f"{letter}(" for letter in letters) + given + ")" * len(letters) if name != "last" else None)
+
+
+@each_method
+async def test_several_are_refused_and_one_is_not(name: str) -> None:
+    """Beside each other they would run the tool several times; alone, a hook's answer counts, also if it is None."""
+    notes: list[str] = []
+    says = f"Hook#1.{name} and Hook#2.{name}", repr(WRAPPED[name][0]), '"wrap"', "together"
+    for results in (None, "first"):
+        with refused(InvalidHookError, *says):
+            ah.compose(Middlewares, [hook_of(name, letter, notes) for letter in "ab"], results=results)
+    for call in calls_of(ah.compose(Middlewares, [hook_of(name, "a", notes)]), name, notes):
+        notes.clear()
+        await call()
+        assert notes == ["a", "tool", "/a"]
+
+
+async def test_other_arguments_are_not_called() -> None:
+    """A list of functions, an object that cannot be called: several hooks overlap. A plain method cannot wrap, and says so."""
+
+    class Lifecycle:
+        async def start(self, handler: Middlewares, tools: list[Callable[[], Awaitable[None]]]) -> None: ...
+
+        def plain(self, request: str, get_response: Callable[[str], str]) -> str:
+            raise NotImplementedError
+
+    def method(self: object, *_: object) -> Any: ...
+
+    async def start(self: object, *_: object) -> None:
+        started.append(self)
+
+    started: list[object] = []
+    kind = type("Hook", (), {"start": start})
+    await ah.compose(Lifecycle, [kind(), kind()]).start(Middlewares(), [])
+    assert len(started) == 2
+    kind = type("Hook", (), {"plain": method})
+    with refused(InvalidHookError, "'get_response' calls the next one", '"wrap" cannot hold: only a coroutine method'):
+        ah.compose(Lifecycle, [kind(), kind()], results="wrap")
+
+
+async def test_a_body_of_the_class_is_innermost() -> None:
+    """What it does is done once, also for a single hook that answers None."""
+    notes: list[str] = []
+
+    class Timed:
+        async def optional(self, request: str, go: Callable[[str], Awaitable[None]]) -> None:
+            notes.append("class")
+            await go(request)
+
+    class Around:
+        async def optional(self, request: str, go: Any) -> Any:
+            notes.append("before")
+            yield
+            notes.append("after")
+
+    async def tool(request: str) -> None:
+        notes.append(request)
+
+    a, b = hook_of("optional", "a", notes), hook_of("optional", "b", notes)
+    cases: list[tuple[list[object], str]] = [([], "class x"), ([a], "a xa /a"), ([Around()], "before class x after")]
+    for hooks, expected in cases:
+        await ah.compose(Timed, hooks).optional("x", tool)
+        assert " ".join(notes) == expected
+        notes.clear()
+    await ah.compose(Timed, [a, b], results="wrap").optional("x", tool)
+    assert " ".join(notes) == "a b class xab /b /a"
+
+
+class Abstract(ABC):
+    @abstractmethod
+    async def __call__(self, handler: Callable[[str, int], Awaitable[str]], event: str, number: int) -> str:
+        return await handler(event, number)
+
+
+class Adds(Abstract):
+    async def __call__(self, handler: Callable[..., Awaitable[str]], event: str, number: int) -> str:
+        return f"({await handler(event + '+', number + 1)})"
+
+
+class Passes(Abstract):
+    async def __call__(self, handler: Callable[..., Awaitable[str]], event: str, number: int) -> str:
+        return await handler()
+
+
+class Fails(Abstract):
+    async def __call__(self, handler: Any, event: str, number: int) -> str:
+        raise OSError
+
+
+async def handle(event: str, number: int) -> str:
+    return f"{event}{number}"
+
+
+def short(number: int, *, more: str = "") -> str:
+    return f"{number}{more}"
+
+
+async def test_what_the_caller_gave_gets_the_arguments_that_it_wants() -> None:
+    """Of a hook that gives none, of one that has failed before it could, of no hook; and of any callable."""
+    fails = ah.configure(Fails(), on_error="log")
+    inner = ah.compose(Abstract, [Passes()], results="wrap")
+    cases: list[tuple[list[object], str]] = [
+        ([], "x1"), ([Passes()], "x1"), ([Adds(), Passes()], "(x+2)"), ([Passes(), Adds()], "(x+2)"), ([Adds(), fails], "(x+2)"),
+        ([fails, Adds()], "(x+2)"), ([fails], "x1"), ([inner], "x1"), ([Adds(), inner], "(x+2)"), ([inner, Adds()], "(x+2)"),
+    ]  # fmt: skip
+    for hooks, expected in cases:
+        composite = ah.compose(Abstract, hooks, results="wrap")
+        assert await composite(handle, "x", 1) == await composite(handler=handle, event="x", number=1) == expected
+    passes: Any = ah.compose(Abstract, [Passes()], results="wrap")
+    assert await passes(short, "x", 1) == "1"
+    assert await passes(min, "x", "a") == "a"  # its signature is not known
+    with refused(InvalidArgumentError, "__call__ got None as the next"):
+        await passes(None, "x", 1)
+
+
+async def test_a_class_with_a_call_alone_is_a_lifecycle() -> None:
+    """The composite is called like a hook of the class, also after changes."""
+    group = ah.HookGroup(Abstract, [Adds()], results="wrap")
+    called = group.hooks
+    assert await called(handle, "x", 1) == "(x+2)"
+
+    @group.on(Abstract.__call__)
+    async def twice(handler: Callable[..., Awaitable[str]], event: str, number: int) -> str:
+        return 2 * await handler(event, number)
+
+    assert await called(handle, "x", 1) == "(x+2x+2)"
+    group.remove(twice)
+    assert await called(handle, "x", 1) == "(x+2)"
+
+    class Listener:
+        def __call__(self, text: str) -> None: ...
+
+    class Notes:
+        def __call__(self, text: str) -> None:
+            noted.append(text)
+
+    noted: list[str] = []
+    ah.compose(Listener, [Notes(), Notes()])("x")
+    assert noted == ["x", "x"]
+    with refused(InvalidHookError, "handle", "is a function", "`on`"):
+        ah.compose(Abstract, [handle])
+    with refused(InvalidHookError, "has none of the methods of Abstract: __call__"):
+        ah.compose(Abstract, [object()])
+
+
+class Unclear:
+    async def two(self, first: Write, second: Write) -> None: ...
+
+    async def no(self, request: str) -> str:
+        raise NotImplementedError
+
+    async def maybe(self, request: Any, then: Callable[..., Any]) -> Any: ...
+
+    async def single(self, call: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(("name", "choices"), [("two", "first, second"), ("no", "request")])
+def test_an_argument_that_is_not_clear_is_named(name: str, choices: str) -> None:
+    """With `"wrap"` alone it is refused, with the names to choose from; one that the method lacks is refused, too."""
+
+    async def method(self: object, *arguments: Any) -> Any: ...
+
+    kind = type("Hook", (), {name: method})
+    with refused(InvalidHookError, f"Unclear.{name} cannot wrap", "not clear", f"ah.wrap(argument=...): {choices}"):
+        ah.compose(Unclear, [kind()], results={name: "wrap"})
+    for way in (ah.wrap, ah.chain):
+        with refused(InvalidHookError, f"Unclear.{name} cannot", "it has no argument 'secnd'"):
+            ah.compose(Unclear, [kind()], results={name: way(argument="secnd")})
+    for each in choices.split(", "):
+        ah.compose(Unclear, [kind(), kind()], results={name: ah.wrap(argument=each)})
+    wrong: Any = 1
+    with refused(InvalidArgumentError, "argument is 1"):
+        ah.wrap(argument=wrong)
+
+
+async def test_the_named_argument_calls_the_next_one() -> None:
+    """Also where another one looks like it, and in `@point`; and the only one that could, where `"wrap"` is asked for it."""
+
+    class Lifecycle:
+        @ah.point(ah.wrap(argument="base"))
+        async def go(self, base: Any, call_next: Any) -> list[Any]:
+            raise NotImplementedError
+
+    class Hook:
+        async def go(self, base: Any, call_next: Any) -> list[Any]:
+            return [*await base(f"{call_next}+")]
+
+    class Other:
+        async def single(self, call: Any) -> list[Any]:
+            return [*await call("y"), "+"]
+
+        async def maybe(self, request: Any, then: Any) -> list[Any]:
+            return [*await then(f"{request}+")]
+
+    async def tool(text: str) -> list[str]:
+        return [text]
+
+    assert await ah.compose(Lifecycle, [Hook(), Hook()]).go(tool, "x") == ["x++"]
+    composite: Any = ah.compose(Unclear, [Other(), Other()], results={"single": "wrap", "maybe": "wrap"})
+    assert await composite.single(tool) == ["y", "+", "+"]
+    assert await composite.maybe("x", tool) == ["x++"]
+
+
+# -- chains
+
+
+class Mail:
+    async def on_send(self, message: str, *, ctx: int, recipient: str) -> str | None: ...
+
+    async def first(self, message: str, ctx: int) -> str | None: ...
+
+    async def different(self, message: str, ctx: int) -> Any: ...
+
+    async def untyped(self, ctx, message):  # type: ignore[no-untyped-def]
+        ...
+
+
+class Sends:
+    async def on_send(self, message: str, *, ctx: int, recipient: str) -> str:
+        return f"{message}+{recipient}"
+
+    async def first(self, message: str, ctx: int) -> str:
+        return f"{message}+"
+
+    different = first
+
+    async def untyped(self, ctx: int, message: str) -> str:
+        return f"{message}+"
+
+
+async def test_a_chain_replaces_the_argument_that_its_answers_are_of() -> None:
+    """The one of the answer's type; the last of several; the last where nothing is annotated; the named one."""
+    composite: Any = ah.compose(
+        Mail, [Sends(), Sends()], results={"on_send": "chain", "first": "chain", "untyped": "chain", "different": "first"}
+    )
+    assert await composite.first("m", 1) == await composite.first(message="m", ctx=1) == await composite.untyped(1, "m") == "m++"
+    assert await composite.on_send("m", ctx=1, recipient="r") == "m+m+r"
+    composite = ah.compose(Mail, [Sends(), Sends()], results=ah.chain(argument="message"))
+    assert await composite.on_send("m", ctx=1, recipient="r") == "m+r+r"
+    assert await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"
+
+
+def test_a_chain_of_an_argument_that_is_not_clear_is_refused() -> None:
+    """Named for the method, or for all of them where several hooks implement it."""
+    says = "not clear which argument takes the answer", "ah.chain(argument=...)", "message, ctx"
+    with refused(InvalidHookError, "Mail.different cannot chain", *says):
+        ah.compose(Mail, [Sends()], results={"different": "chain"})
+    with refused(InvalidHookError, "Sends#1.different and Sends#2.different both answer", *says):
+        ah.compose(Mail, [Sends(), Sends()], results="chain")
+
+
+# -- what would never be called
+
+
+class Steps:
+    def generator(self) -> Iterator[None]:
+        yield
+
+    async def asynchronous(self) -> Any:
+        yield
+
+    def plain(self) -> None: ...
+
+    def untyped(self):  # type: ignore[no-untyped-def]
+        ...
+
+    def numbers(self) -> Iterator[int]:
+        return iter(())
+
+
+def plain_generator(self: object) -> Any:
+    yield 1
+
+
+async def generator(self: object, *arguments: Any) -> Any:
+    yield
+
+
+def test_a_generator_that_no_one_would_iterate_over_is_refused() -> None:
+    """Its code would never run: a check that is written so would be left out. Around an empty middleware the tool would not."""
+    for name in ("generator", "asynchronous", "plain", "untyped"):
+        for method in (plain_generator, generator):
+            with refused(InvalidHookError, f"Deny.{name} is a"):
+                ah.compose(Steps, [type("Deny", (), {name: method})()])
+    assert [*ah.compose(Steps, [type("Counts", (), {"numbers": plain_generator})()]).numbers()] == [1]  # it is the answer
+    with refused(InvalidHookError, "Around.last is an async generator", "calls the next one", '"wrap"'):
+        ah.compose(Middlewares, [type("Around", (), {"last": generator})()])
+
+
+def test_a_hook_that_derives_from_the_class_has_one_of_its_methods() -> None:
+    """Without one it would never be called."""
+    with refused(InvalidHookError, "has none of the methods of Mail: different, first, on_send, untyped"):
+        ah.compose(Mail, [type("Empty", (Mail,), {})()])
+
+
+async def test_an_answer_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """For each hook and method that returns None: a refusal of a guard is not lost without a word."""
+
+    class Observers:
+        async def before(self, call: str) -> None: ...
+
+        def after(self, call: str) -> None: ...
+
+    class Guard:
+        async def before(self, call: str) -> str:
+            return call
+
+        def after(self, call: str) -> bool:
+            return False
+
+    class Waits:
+        async def before(self, call: str) -> str:
+            await asyncio.sleep(0)
+            return call
+
+    async with ah.HookGroup(Observers, [Guard(), Waits(), ah.configure(Waits(), background=True)]) as group:
+        for _ in range(2):
+            await group.hooks.before("x")
+            group.hooks.after("x")
+    messages = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    answers = (
+        "Guard.after returned False",
+        "Guard.before returned 'x'",
+        "Waits#1.before returned 'x'",
+        "Waits#2.before returned 'x'",
+    )
+    assert sorted(messages) == [f"{answer}, which is dropped: the method returns None" for answer in answers]
