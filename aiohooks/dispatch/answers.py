@@ -18,7 +18,6 @@ import operator
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from aiohooks._aio.clock import current_clock
 from aiohooks._validate import shown
@@ -36,8 +35,8 @@ class Target(NamedTuple):
 
     point: Point
     groups: tuple[OrderGroup, ...]
-    singles: tuple[OrderGroup, ...]
-    """The same calls one by one, for methods whose hooks are called in turn."""
+    until_answered: tuple[OrderGroup, ...]
+    """The same calls, one by one or those that race, where an answer decides what is called next."""
     wrappers: tuple[OrderGroup, ...]
     """The hooks that wrap the calls of the others, one by one."""
     observers: tuple[OrderGroup, ...]
@@ -66,7 +65,7 @@ def make_target(
         return tuple(OrderGroup(each.name, [one], grace_secs, bind=bind, wraps=hooks is wrappers) for one in hooks)
 
     hooks = sorted(hooks, key=lambda one: one.registration.order)[::step]
-    wraps, in_turn = each.how == "wrap", each.how in ("first", "chain")
+    wraps, in_turn, races = each.how == "wrap", each.how in ("first", "chain"), each.how == "race"
     wrappers = [one for one in hooks if wraps or inspect.isasyncgenfunction(getattr(one.hook, each.name))]
     observers = [one for one in hooks if each.how != "none" and one.registration.observer]
     callees = [one for one in hooks if one not in wrappers and one not in observers]
@@ -75,12 +74,15 @@ def make_target(
     elif each.how != "none":
         bind = bound_method
     together = OrderGroup(each.name, callees, grace_secs, bind=bind)
-    is_one_call = each.how == "none" or (each.does_nothing and not in_turn and each.how != "race")
+    is_one_call = each.how == "none" or (each.does_nothing and not in_turn and not races)
     is_quick = callees and together.in_turn and not wrappers and not observers and is_one_call
+    groups = order_groups(each.name, callees, grace_secs, bind)[::step]
+    for group in groups if races else ():
+        group.in_turn = False  # one that answers ends the others
     return Target(
         each,
-        order_groups(each.name, callees, grace_secs, bind)[::step],
-        singles(callees, bind) if in_turn else (),
+        groups,
+        singles(callees, bind) if in_turn else groups if races else (),
         singles(wrappers, bound_method if wraps else _wrapping),
         order_groups(each.name, observers, grace_secs, bind)[::step],
         together if is_quick else None,
@@ -104,18 +106,14 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
     """Call the hooks that do not wrap, and return the one answer; where no hook has one, that of `own`, of the class itself."""
     each, given = target.point, (args, keywords)
-    if target.singles:
-        for single in target.singles:
-            (answer,) = await call_groups((single,), *given)
+    if target.until_answered:
+        for group in target.until_answered:
+            answer = _first(await call_groups((group,), *given, calls_as=_Race if each.how == "race" else None))
             if answer is not None:
-                if each.how == "first":
+                if each.how != "chain":
                     return answer
                 given = _with_argument(each, *given, answer)
         answer = _argument(each, *given) if each.how == "chain" else None
-    elif each.how == "race":
-        answer, groups = None, iter(target.groups)
-        while answer is None and (group := next(groups, None)) is not None:
-            answer = await _Race(group).run(args, keywords)
     else:
         answer = only_answer(target, await call_groups(target.groups, args, keywords))
     is_answered = bool(target.groups) if each.calls_next else each.how == "none" or each.does_nothing
@@ -133,23 +131,29 @@ def only_answer(target: Target, answers: Sequence[Any]) -> Any:
     each = target.point
     if each.how == "none":
         if answers.count(None) < len(answers):
-            for one, answer in zip((one for group in target.groups for one in group.hooks), answers, strict=True):
-                if answer is not None:
-                    log_dropped(one, each.name, answer, "the method returns None")
-        return None
-    if not answers:
+            _log_dropped(target.groups, answers, "the method returns None")
         return None
     if each.how == "together":
-        return next((answer for answer in answers if answer is not None), None)
+        return _first(answers)
     if each.how == "merge":
         names = (call.name for group in target.groups for call in group.calls)
         return _merged([(name, answer) for name, answer in zip(names, answers, strict=True) if answer is not None])
-    if len(answers) > 1 and any(answer is not None for answer in answers):
+    if len(answers) > 1 and _first(answers) is not None:
         raise InvalidHookError(
             f"several hooks implement {each.name}, and it returned {answers!r}; say what is its result: "
             f'results={{"{each.name}": "first"}}'
         )
-    return answers[0]
+    return answers[0] if answers else None
+
+
+def _first(answers: Sequence[Any]) -> Any:
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def _log_dropped(groups: Sequence[OrderGroup], answers: Sequence[Any], reason: str) -> None:
+    calls = ((one, call.name) for group in groups for one, call in zip(group.hooks, group.calls, strict=True))
+    for (one, who), answer in zip(calls, answers, strict=True):
+        one.log_dropped(who, answer, reason)
 
 
 def _merged(answers: list[tuple[str, Any]]) -> Any:
@@ -160,80 +164,42 @@ def _merged(answers: list[tuple[str, Any]]) -> Any:
             raise InvalidHookError(f"{name} returned {shown(answer)}, which cannot be merged; return {wanted}, or None")
     if not answers or type(answers[0][1]) is not dict:
         return functools.reduce(operator.add, [answer for _, answer in answers]) if answers else None
-    merged: dict[Any, Any] = {}
-    whose: dict[Any, str] = {}
+    merged: dict[Any, tuple[str, Any]] = {}
     for name, answer in answers:
-        for key in answer:
-            if key in whose:
-                raise InvalidHookError(f"{whose[key]} and {name} both returned {key!r}; each key may come from one hook only")
-            whose[key] = name
-        merged.update(answer)
-    return merged
+        for key, value in answer.items():
+            if key in merged:
+                raise InvalidHookError(f"{merged[key][0]} and {name} both returned {key!r}; each key may come from one hook only")
+            merged[key] = name, value
+    return {key: value for key, (_, value) in merged.items()}
 
 
 class _Race(HookCalls):
-    """The calls of hooks of one order, of which the first that answers ends the others."""
+    """The calls of hooks of one order, of which the first that answers ends the others; only its answer is kept."""
 
-    __slots__ = ("_winner",)
+    __slots__ = ()
 
     keeps_result = True  # only an answer ends it
 
-    def __init__(self, group: OrderGroup) -> None:
-        super().__init__(group, [None] * len(group.calls), None, None)
-        self._winner: int | None = None
-
-    async def run(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
-        """Make the calls, and return the answer of the first."""
-        for number, call in enumerate(self._group.current_calls()):
-            try:
-                if call.condition is not None and not call.condition(*args, **keywords):
-                    continue
-                self._group.hooks[number].counted += 1
-                if call.may_wait:
-                    self.start(number, call.method, args, keywords, call.name, call.secs)
-                else:
-                    self.results[number] = await call.method(*args, **keywords)
-                    self.in_turn()
-                    self.succeeded(number)
-            except BaseException as error:
-                self.failed(number, error)
-            if self.failing:
-                break
-        await self.wait()
-        return None if self._winner is None else self.results[self._winner]
+    def _winner(self) -> str | None:
+        return next((self.describe(number) for number, answer in enumerate(self.results) if answer is not None), None)
 
     def succeeded(self, number: int) -> None:
-        if self._winner is None and not self.failing and self.results[number] is not None:
-            self._winner = number
+        answer, self.results[number] = self.results[number], None
+        if answer is not None and self._winner() is None and not self.failing:
+            self.results[number] = answer
             self.end(CancelledError())
 
     def suppresses(self, number: int, error: BaseException) -> bool:
-        is_logged = super().suppresses(number, error)
-        if not is_logged and self._winner is not None and isinstance(error, Exception):
-            _logger.error("%s failed, but %s has answered", self.describe(number), self.describe(self._winner), exc_info=error)
+        is_logged, winner = super().suppresses(number, error), self._winner()
+        if not is_logged and winner is not None and isinstance(error, Exception):
+            _logger.error("%s failed, but %s has answered", self.describe(number), winner, exc_info=error)
             is_logged = True
         return is_logged
 
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
     """Call the hooks whose answers do not count."""
-    given = positional_first(target.point.positional, args, {**keywords})
-    answers = await call_groups(target.observers, *given)
-    for one, answer in zip((one for group in target.observers for one in group.hooks), answers, strict=True):
-        if answer is not None:
-            log_dropped(one, target.point.name, answer, "it is an observer")
-
-
-_dropped: WeakKeyDictionary[RegisteredHook, set[str]] = WeakKeyDictionary()
-"""The methods of which an answer was dropped."""
-
-
-def log_dropped(registered: RegisteredHook, method: str, answer: object, reason: str) -> None:
-    """Log that the answer of a hook does not count, once for each method."""
-    known = _dropped.setdefault(registered, set())
-    if method not in known:
-        known.add(method)
-        _logger.warning("%s.%s returned %s, which is dropped: %s", registered.name, method, shown(answer), reason)
+    _log_dropped(target.observers, await call_groups(target.observers, args, keywords), "it is an observer")
 
 
 # -- hooks that wrap
@@ -445,9 +411,7 @@ def _key(each: Point, args: tuple[Any, ...], keywords: Keywords) -> str | int:
     """Return the name of the argument of a method that counts, or its place where it is given by position; also if left out."""
     name = each.argument
     if name is None:
-        if not each.keywords and (each.variadic[0] or not each.positional):
-            return max(len(args) - 1, 0)
-        name = (each.keywords or each.positional)[-1]
+        return max(len(args) - 1, 0)
     if name in keywords or name not in each.positional:
         return name
     place = each.positional.index(name)

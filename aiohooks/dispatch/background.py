@@ -10,24 +10,17 @@ from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.run_scope import leave_run
-from aiohooks.dispatch.answers import log_dropped
 from aiohooks.dispatch.calls import CONDITION, HookCalls, HookStatus, Method, OrderGroup, RegisteredHook, bound_method
 from aiohooks.errors import HookGroupClosedError, flattened
 
 _logger = logging.getLogger("aiohooks")
-
-
-class _Shared(NamedTuple):
-    enter: Callable[[], object]
-    observers: Sequence[Observer]
-    step_of: Callable[..., int | None]
 
 
 class BackgroundCalls:
@@ -49,7 +42,9 @@ class BackgroundCalls:
             step_of: returns the step of a call, given the same, for the notes of errors.
         """
         self._grace_secs = grace_secs
-        self._shared = _Shared(enter, observers, step_of)
+        self.enter: Callable[[], object] = enter
+        self.observers: Sequence[Observer] = observers
+        self.step_of: Callable[..., int | None] = step_of
         # The queue of a hook that was removed goes with its last call and failure: only these refer to the registered hook.
         self._queues: WeakKeyDictionary[RegisteredHook, CallQueue] = WeakKeyDictionary()
 
@@ -59,7 +54,7 @@ class BackgroundCalls:
             return bound_method(registered, method)
         queue = self._queues.get(registered)
         if queue is None:
-            queue = self._queues[registered] = CallQueue(registered, self._shared)
+            queue = self._queues[registered] = CallQueue(registered, self)
         group = OrderGroup(method, [registered], self._grace_secs)
         call = functools.partial(queue.put, group)
         setattr(call, CONDITION, functools.partial(queue.has_to_wait, group))
@@ -144,9 +139,7 @@ class _QueuedCall(HookCalls):
         """Raise the failure of the call, when it is done; log that its answer is dropped."""
         try:
             super().finish()
-            if self.results[0] is not None:
-                method = self._group.calls[0].name.rpartition(".")[2]
-                log_dropped(self.registered, method, self.results[0], "the method returns None")
+            self.registered.log_dropped(self._group.calls[0].name, self.results[0], "the method returns None")
         finally:
             self._tasks.clear()
             del self.context  # like that of the task, it refers to the call
@@ -161,11 +154,11 @@ class CallQueue:
     has ended.
     """  # noqa: D205
 
-    def __init__(self, registered: RegisteredHook, shared: _Shared) -> None:
+    def __init__(self, registered: RegisteredHook, shared: BackgroundCalls) -> None:
         self._name = registered.name
         self._drops = registered.registration.on_full == "drop"
         self._max_pending = registered.registration.max_pending
-        self.shared: _Shared = shared
+        self.shared: BackgroundCalls = shared
         self.calls: deque[_QueuedCall] = deque()
         """The calls that have not ended; the first is being made."""
         self._waiters: list[asyncio.Future[None]] = []  # callers; the first ones have a place each, if there are free ones

@@ -19,14 +19,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 from aiohooks._aio.clock import monotonic_now
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._aio.run_scope import current_scope
-from aiohooks._validate import is_coroutine_function
+from aiohooks._validate import is_coroutine_function, shown
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, printable, raise_unchanged, safe_repr
@@ -95,15 +95,15 @@ class RegisteredHook:
     """A hook in one group or session, with what has become of its calls."""
 
     __slots__ = (
-        *("__weakref__", "_retry_at", "counted", "disabled_since", "dropped", "failures", "failures_in_a_row", "groups"),
-        *("last_error", "name", "overflows", "registration"),
+        *("__weakref__", "_logged", "_retry_at", "counted", "disabled_since", "dropped", "failures", "failures_in_a_row"),
+        *("groups", "last_error", "name", "overflows", "registration"),
     )
 
     def __init__(self, name: str, registration: HookRegistration) -> None:
         self.name: str = name
         """Its class, numbered where there are several."""
         self.registration: HookRegistration = registration
-        self.groups: WeakSet[OrderGroup] = WeakSet()
+        self.groups: list[ref[OrderGroup]] = []
         """Those that it is called by: what may not wait is counted there, once for all hooks."""
         self.counted: int = 0
         """Its other calls."""
@@ -115,6 +115,7 @@ class RegisteredHook:
         self.last_error: str | None = None
         self.disabled_since: float | None = None
         self._retry_at: float | None = None  # on the clock; None while a call tries it again, or none ever will
+        self._logged: set[str] = set()  # methods of which an answer was dropped
 
     @property
     def hook(self) -> Any:
@@ -122,7 +123,7 @@ class RegisteredHook:
 
     def status(self, pending: int) -> HookStatus:
         """Return what has become of its calls, of which `pending` are queued."""
-        calls = self.counted + sum(group.made for group in self.groups)
+        calls = self.counted + sum(group.made for one in self.groups if (group := one()) is not None)
         return HookStatus(self.name, calls, self.failures, self.last_error, self.dropped, self.disabled_since, pending)
 
     def overflowed(self, who: str) -> None:
@@ -133,6 +134,12 @@ class RegisteredHook:
         if _is_logged(self.overflows):
             text = "%s: background call dropped, as its on_full says: max_pending=%s are pending; dropped so far: %s"
             _logger.warning(text, who, self.registration.max_pending, self.overflows)
+
+    def log_dropped(self, who: str, answer: object, reason: str) -> None:
+        """Log that an answer does not count, once for each method."""
+        if answer is not None and who not in self._logged:
+            self._logged.add(who)
+            _logger.warning("%s returned %s, which is dropped: %s", who, shown(answer), reason)
 
     def is_left_out(self) -> bool:
         """Return whether a call does without the hook, as it is disabled; the first one after its `retry_secs` does not."""
@@ -166,17 +173,15 @@ class RegisteredHook:
         if self.registration.on_error != "log":
             return False
         self.failures_in_a_row += 1
-        number = self.failures
-        if number == 1:
+        if self.failures == 1:
             add_origin(error, who)  # later ones are often the same error again, which would collect notes
             _logger.error("%s failed; continuing, as its on_error says", who, exc_info=error)
-        elif _is_logged(number):
-            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, number, error)
-        limit = self.registration.disable_after
+        elif _is_logged(self.failures):
+            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, self.failures, error)
+        limit, retry = self.registration.disable_after, self.registration.retry_secs
         if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
             self.disabled_since = time.time()
             self.retry_later()
-            retry = self.registration.retry_secs
             ends = "any more" if retry is None else f"for {retry:g} s"
             _logger.warning("%s failed %s times in a row and is not called %s, as its disable_after says", self.name, limit, ends)
         return True
@@ -242,7 +247,7 @@ class OrderGroup:
                 secs = timeout if secs is None else secs
                 made = call if wraps or one.registration.disable_after is None else _unless_disabled(call, one)
             calls.append(HookCall(made, can_wait(call), queued, condition, f"{one.name}.{method}", secs))
-            one.groups.add(self)
+            one.groups.append(ref(self, one.groups.remove))
         self.calls: Sequence[HookCall] = calls
         self.methods: tuple[Method, ...] = tuple(call.method for call in calls)
         self.in_turn: bool = not any(call.may_wait for call in calls)
@@ -292,6 +297,7 @@ async def call_groups(
     waits: RunWaits | None = None,
     observers: Sequence[Observer] = (),
     own: OwnContext | None = None,
+    calls_as: type[HookCalls] | None = None,
 ) -> list[Any]:
     """Call the methods of `groups`, and return the results in their order. A group is complete before the next starts.
 
@@ -306,6 +312,7 @@ async def call_groups(
         waits: of the run that the calls are part of.
         observers: notified of the calls; by default those of the run.
         own: the context of the calls, which others have had.
+        calls_as: what calls are that end each other, of groups that are not `in_turn`.
 
     Raises:
         BaseException: the failure of a hook; several as one group; or the cancel of the caller.
@@ -339,7 +346,7 @@ async def call_groups(
             group.made += 1
             continue
         results: list[Any] = [None] * len(calls)
-        overlap: HookCalls | None = None
+        overlap = None if calls_as is None else calls_as(group, results, step, waits)
         for number, call in enumerate(calls):
             try:
                 given = args if others is None else (*args, others[number])
@@ -352,24 +359,23 @@ async def call_groups(
                     overlap = overlap or HookCalls(group, results, step, waits)
                     group.hooks[number].counted += not call.queued
                     overlap.start(number, call.method, given, keywords, call.name, call.secs, context)
-                    if overlap.failing:
-                        break
-                    continue
-                group.hooks[number].counted += 1
-                if context is None:
-                    results[number] = await call.method(*given, **keywords)
                 else:
-                    try:
-                        results[number] = context.update().run(result_now, call.method(*given, **keywords))
-                    finally:
-                        context.copy_back()
-                if overlap is not None:
-                    overlap.in_turn()
+                    group.hooks[number].counted += 1
+                    if context is None:
+                        results[number] = await call.method(*given, **keywords)
+                    else:
+                        try:
+                            results[number] = context.update().run(result_now, call.method(*given, **keywords))
+                        finally:
+                            context.copy_back()
+                    if overlap is not None:
+                        overlap.in_turn()
+                        overlap.succeeded(number)
             except BaseException as error:
                 overlap = overlap or HookCalls(group, results, step, waits)
                 overlap.failed(number, error)
-                if overlap.failing:
-                    break
+            if overlap is not None and overlap.failing:
+                break
         if overlap is not None:
             await overlap.wait()
         answers += results

@@ -17,7 +17,7 @@ import logging
 import operator
 import types
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, get_args, overload
 from weakref import WeakSet
 
@@ -48,10 +48,11 @@ from aiohooks.dispatch.hook import (
     OnFull,
     configure,
     for_group,
+    hook_name,
     registration_of,
     with_defaults,
 )
-from aiohooks.dispatch.lifecycle import NO_VALUE, How, Lifecycle, Point, check_options, hook_name, registered_hooks
+from aiohooks.dispatch.lifecycle import NO_VALUE, How, Lifecycle, Point, check_options, registered_hooks
 from aiohooks.errors import (
     HookGroupClosedError,
     InvalidArgumentError,
@@ -128,23 +129,19 @@ class HookGroup(Generic[K]):
         self._lifecycle = Lifecycle(kind, results, methods=_left_out(methods, hooks), hint=_BLOCKING_HINT)
         self._name = name or self._lifecycle.kind.__name__
         self._grace_secs = grace_secs
-        self._defaults: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
-        if on_error != "raise":
-            self._defaults["on_error"] = on_error
-        check_instance(exit_reverse, Iterable, "exit_reverse")
-        self._exit_reverse = (exit_reverse,) if isinstance(exit_reverse, str) else tuple(exit_reverse)
+        defaults = {"timeout": timeout, "on_error": on_error}
+        self._defaults: dict[str, Any] = {} if timeout is None and on_error == "raise" else defaults
+        self._exit_reverse = _names(exit_reverse, "exit_reverse")
         for each in self._exit_reverse:
             if each not in self._lifecycle.points:
-                known = did_you_mean(each, self._lifecycle.points)
-                raise InvalidArgumentError(
-                    f"exit_reverse has {each!r}, which is no method of {self._lifecycle.kind.__name__}; {known}"
-                )
+                known = f"{self._lifecycle.kind.__name__}; {did_you_mean(each, self._lifecycle.points)}"
+                raise InvalidArgumentError(f"exit_reverse has {each!r}, which is no method of {known}")
         self._background = BackgroundCalls(grace_secs)
         self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
         self._numbers: Counter[str] = Counter()  # of the names that hooks have had
         self._taken: dict[str, tuple[object, Any]] = {}  # the attributes that hooks have set, and the first that did
         check_mapping(init, "init")
-        self._settled: set[str] = {*(init or ())}  # the attributes that the hooks do not decide
+        self._init = init or {}  # the attributes in it, and the next ones, are not decided by the hooks
         self._shared: dict[str, Any] = {}  # what was set on the object that stands for the hooks
         self._shares = False  # whether what is set on it is set on the hooks, too
         self._outer: WeakSet[HookGroup[Any]] = WeakSet()  # groups in which this one is a hook
@@ -153,9 +150,8 @@ class HookGroup(Generic[K]):
         self._state = "new"
         self._left: asyncio.Future[None] | None = None
         self._class = _composite_class(self._lifecycle.kind, self)
-        self._given = dict(vars(self._class))
         self._methods = {each.name: _Method(self, each) for each in self._lifecycle.points.values()}
-        self.hooks: K = cast("K", _instance_of(self._class, self._lifecycle, init or {}))
+        self.hooks: K = cast("K", _instance_of(self._class, self._lifecycle, self._init))
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
 
         What is set on it is set on the hooks that are objects of the class, or of a base of it, as well, and on those that are
@@ -188,9 +184,9 @@ class HookGroup(Generic[K]):
             raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
         called = self._methods[each.name]
         target = called.usable or called.target()
-        if target.observers:
-            await observe(target, args, keywords)
         given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
+        if target.observers:
+            await observe(target, *given)
         call = wrapped(target, functools.partial(call_groups, target.groups))
         return await call(*given) or []  # a wrapper has swallowed the error
 
@@ -241,10 +237,7 @@ class HookGroup(Generic[K]):
             if (inner := _group_of(one.hook)) is not None:
                 inner._outer.discard(self)
         for name in self._taken:
-            if name in self._given:
-                setattr(self._class, name, self._given[name])
-            else:
-                delattr(self._class, name)
+            delattr(self._class, name)
         if self._taken:
             self._taken = {}
             for one in self._registered.values():
@@ -323,7 +316,7 @@ class HookGroup(Generic[K]):
             return
         new: dict[str, tuple[object, Any]] = {}
         for name, default in self._lifecycle.attributes.items():
-            if name in self._settled:
+            if name in self._init or name in self._shared:
                 continue
             if name in self._taken:
                 _check_equal(name, *self._taken[name], hook)
@@ -350,7 +343,6 @@ class HookGroup(Generic[K]):
         finally:
             self._shares = shares
         if shares and one is self.hooks and name not in self._lifecycle.points and not name.startswith("__"):
-            self._settled.add(name)
             self._shared[name] = value
             for registered in self._registered.values():
                 self._share(registered.hook, name)
@@ -518,20 +510,6 @@ class ComposedFunctions(Protocol):
         """Remove a function; it takes no part from the next call on."""
 
 
-def _lifecycle_of(functions: Sequence[Any], results: How | None) -> type[Any]:
-    """Return the lifecycle of functions that are called as one: with the parameters of the first, if one argument is special."""
-
-    async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
-
-    if functions and results in ("chain", "wrap"):
-        with contextlib.suppress(TypeError, ValueError):  # it is written in C
-            own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-            made: Any = call
-            made.__signature__ = inspect.Signature([own, *inspect.signature(functions[0]).parameters.values()])
-            made.__module__ = functions[0].__module__  # of its annotations
-    return type("functions", (), {"call": call})
-
-
 def compose_functions(
     functions: Iterable[object],
     *,
@@ -555,7 +533,7 @@ def compose_functions(
         name: its name, and that of the group in messages.
 
     Raises:
-        InvalidHookError: one is not a function, or has an option that cannot hold.
+        InvalidHookError: one is not a function, has an option that cannot hold, or its arguments in another order than the first.
         InvalidArgumentError: an argument is invalid.
     """
     if callable(functions) or not isinstance(functions, Iterable):
@@ -567,10 +545,14 @@ def compose_functions(
         known = registration_of(one)
         if known.timeout is not None and not known.thread and not is_coroutine_function(known.hook):
             raise InvalidHookError(f"{known.hook!r} is a plain function, which no time limit can end; give it no timeout")
-        return known._replace(hook=_FunctionHook("call", known.hook, any_call=results not in ("chain", "wrap")))
+        return known._replace(hook=_FunctionHook("call", known.hook, any_call=not takes_one))
 
+    takes_one = results in ("chain", "wrap")  # so one argument of all functions is special
     hooks = [hook(one) for one in functions]
-    kind: Any = _lifecycle_of([one.hook.fn for one in hooks], results)
+    first: Callable[..., Any] = hooks[0].hook.fn if hooks and takes_one else _anything
+    for one in hooks:
+        _check_order(first, one.hook.fn, results)
+    kind: Any = type("functions", (), {"call": _method_of(first)})
     ways: dict[str, How] | None = None if results is None else {"call": results}
     name = name or "functions"
     group: HookGroup[Any] = HookGroup(kind, hooks, results=ways, timeout=timeout, on_error=on_error, name=name)
@@ -579,7 +561,9 @@ def compose_functions(
         return await group.hooks.call(*args, **keywords)
 
     def add(function: object, /) -> None:
-        group.add(hook(function))
+        added = hook(function)
+        _check_order(first, added.hook.fn, results)
+        group.add(added)
 
     call.__name__ = call.__qualname__ = name
     made: Any = call
@@ -587,6 +571,27 @@ def compose_functions(
     with contextlib.suppress(TypeError, ValueError, IndexError):  # there is none, or it is written in C
         made.__signature__ = inspect.signature(hooks[0].hook.fn)
     return cast("ComposedFunctions", made)
+
+
+def _method_of(function: Callable[..., Any]) -> Any:
+    """Return the method of a lifecycle of functions that are called as this one is."""
+    method = _empty_method(function)
+    method.__annotations__ = {}  # what it returns says nothing of the others
+    return method
+
+
+def _check_order(first: Callable[..., Any], function: Callable[..., Any], results: How | None) -> None:
+    """Raise if the argument that calls the next, or takes an answer, has another place in a function than in the first one."""
+    places: set[int | str | None] = set()
+    for one in (first, function) if results in ("chain", "wrap") else ():
+        with contextlib.suppress(InvalidHookError):  # not clear: what holds for the first is said elsewhere
+            point = Point(object, "call", _method_of(one), results, None)
+            places.add(point.positional.index(point.argument) if point.argument in point.positional else point.argument)
+    if len(places) > 1:
+        raise InvalidHookError(
+            f"{function!r} has its arguments in another order than {first!r}, which would mix up what calls the next, or takes "
+            "an answer; give functions with the same arguments in the same order"
+        )
 
 
 # -- the object that stands for the hooks
@@ -597,25 +602,37 @@ _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:
     """Return methods that a class leaves out, as the first hook that has them: with the same signature, and an empty body."""
     found: dict[str, Callable[..., Any]] = {}
-    check_instance(names, Iterable, "methods")
-    for name in (names,) if isinstance(names, str) else names:
-        check_instance(name, str, "a name in methods")
+    for name in _names(names, "methods"):
         having = (one for one in map(registration_of, hooks) if callable(getattr(one.hook, name, None)))
         one = next(having, None)
         if one is None or name.startswith("_"):
             raise InvalidArgumentError(f"methods has {name!r}, which is no public method of any hook; give one that hooks have")
         method = getattr(one.hook, name)
-
-        async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
-        def call_plain(self: Any, *args: Any, **keywords: Any) -> Any: ...
-
-        made: Any = call if one.thread or is_coroutine_function(method) else call_plain
-        functools.update_wrapper(made, method)
-        signature = inspect.signature(method)
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        made.__signature__ = signature.replace(parameters=[own, *signature.parameters.values()])
-        found[name] = made
+        found[name] = _empty_method(method, is_async=one.thread or is_coroutine_function(method))
     return found
+
+
+def _names(names: Iterable[str], what: str) -> tuple[str, ...]:
+    """Return names that are given as a list, or one of them alone."""
+    check_instance(names, Iterable, what)
+    given = (names,) if isinstance(names, str) else tuple(names)
+    for name in given:
+        check_instance(name, str, f"a name in {what}")
+    return given
+
+
+def _empty_method(like: Callable[..., Any], *, is_async: bool = True) -> Any:
+    """Return a method that looks like a function, with an empty body."""
+
+    async def call(self: Any, *args: Any, **keywords: Any) -> Any: ...
+    def call_plain(self: Any, *args: Any, **keywords: Any) -> Any: ...
+
+    made: Any = functools.update_wrapper(call if is_async else call_plain, like)
+    del made.__wrapped__  # its signature may not be known: it may be written in C
+    with contextlib.suppress(TypeError, ValueError):
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        made.__signature__ = inspect.Signature([own, *inspect.signature(like).parameters.values()])
+    return made
 
 
 class _Method:
@@ -643,22 +660,22 @@ class _Method:
     def place(self, one: RegisteredHook, *, implements: bool) -> None:
         """Note whether a hook implements the method."""
         self.usable = None
-        if implements != (one in self._hooks):
-            if implements:
-                self._hooks[one] = None
-            else:
-                del self._hooks[one]
+        called = bool(self._hooks)
+        if implements:
+            self._hooks[one] = None
+        else:
+            self._hooks.pop(one, None)
+        if called != bool(self._hooks):
             setattr(self._group._class, self._point.name, self._function if self._hooks else self)  # pyright: ignore[reportPrivateUsage]
 
     def check_answers(self, *added: RegisteredHook) -> None:
         """Raise if several hooks answer and nothing says which answer counts."""
         if self._point.how == "one":
             name = self._point.name
-            answering = [one for one in (*self._hooks, *added) if not one.registration.observer]
-            callees = [one for one in answering if not inspect.isasyncgenfunction(getattr(one.hook, name))]
-            if len(callees) > 1:
-                names = " and ".join(f"{one.name}.{name}" for one in callees)
-                raise InvalidHookError(f"{names} both answer; {self._point.advice}")
+            answering = (one for one in (*self._hooks, *added) if not one.registration.observer)
+            names = [f"{one.name}.{name}" for one in answering if not inspect.isasyncgenfunction(getattr(one.hook, name))]
+            if len(names) > 1:
+                raise InvalidHookError(f"{' and '.join(names)} both answer; {self._point.advice}")
 
     def target(self) -> Target:
         """Return what is called; raise if the group cannot be used."""
@@ -674,10 +691,8 @@ class _Method:
 
 def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that calls the hooks, or, while none implements the method, `own` of the class itself."""
-    if not each.is_async:
-        call_own = as_coroutine_function(own)
-    else:
-        call_own = own_body(each, own if inspect.iscoroutinefunction(own) else _plain_own(method, each, own))
+    is_coroutine = inspect.iscoroutinefunction(own)
+    call_own = own_body(each, own if is_coroutine else as_coroutine_function(own))
 
     async def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
         target = method.usable
@@ -685,12 +700,12 @@ def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[
             target = method.target()
         quick = target.quick
         if quick is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
+            if keywords:
+                args, keywords = positional_first(each.positional, args, keywords)
             if target.observers:
                 await observe(target, args, keywords)
             if not target.groups and not target.wrappers:
                 return await call_own(self, *args, **keywords)
-            if keywords:
-                args, keywords = positional_first(each.positional, args, keywords)
             if each.how == "none" and not target.wrappers:
                 return only_answer(target, await call_groups(target.groups, args, keywords))
             return await wrapped(target, functools.partial(answer, target, functools.partial(call_own, self)))(args, keywords)
@@ -708,27 +723,16 @@ def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[
         quick.made += 1
         return None if answers is None else only_answer(target, [*map(answers.get, quick.methods)])
 
+    async def call_and_wait(self: Any, *args: Any, **keywords: Any) -> Any:
+        answer = await call_method(self, *args, **keywords)
+        return await answer if inspect.isawaitable(answer) else answer  # that of a plain method of the class
+
     def call_plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
+        if each.is_either and (method.usable or method.target()).may_wait:
+            return call_and_wait(self, *args, **keywords)
         return result_now(call_method(self, *args, **keywords))
 
-    def call_either_method(self: Any, *args: Any, **keywords: Any) -> Any:
-        target = method.usable or method.target()
-        call = call_method(self, *args, **keywords)
-        return call if target.may_wait else result_now(call)
-
-    return call_either_method if each.is_either else call_method if each.is_async else call_plain_method
-
-
-def _plain_own(method: _Method, each: Point, own: Callable[..., Any]) -> Method:
-    """Return a plain method of the class, which may return an awaitable, as a coroutine function."""
-
-    async def call(self: Any, *args: Any, **keywords: Any) -> Any:
-        answer = own(self, *args, **keywords)
-        if each.is_either and method.usable is not None and not method.usable.may_wait:
-            return answer  # the caller gets what it would get from the class
-        return await answer if inspect.isawaitable(answer) else answer
-
-    return call
+    return call_method if is_coroutine else call_and_wait if each.is_async and not each.is_either else call_plain_method
 
 
 class _FunctionHook:
@@ -741,11 +745,14 @@ class _FunctionHook:
         self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
         if any_call:  # its signature says nothing of how it is called
             fn = functools.partial(fn)
-            fn.__signature__ = inspect.signature(lambda *_, **__: None)
+            fn.__signature__ = inspect.signature(_anything)
         setattr(self, name, fn)
 
     def __repr__(self) -> str:
         return f"<hook {self.__aiohooks_name__}>"
+
+
+def _anything(*args: Any, **keywords: Any) -> None: ...
 
 
 _GROUP = "__aiohooks_group__"
@@ -786,19 +793,19 @@ def _group_of(hook: object) -> HookGroup[Any] | None:
 
 def _instance_of(made: type[Any], lifecycle: Lifecycle, init: Mapping[str, Any]) -> Any:
     """Return an object of the class, made with these arguments; of a protocol, with these values of its data."""
-    kind = lifecycle.kind
-    data: Mapping[str, Any] = init if lifecycle.is_protocol else {}
+    data: Mapping[str, Any] = {}
+    if lifecycle.is_protocol:
+        init, data = data, init
     for name in data:
         if name not in lifecycle.attributes:
             known = did_you_mean(name, lifecycle.attributes)
-            raise InvalidArgumentError(f"init has {name!r}, which is no data of {kind.__name__}; {known}")
-    init = {} if data else init
+            raise InvalidArgumentError(f"init has {name!r}, which is no data of {made.__name__}; {known}")
     try:
         one = made(**init)
         for name, value in data.items():
             setattr(one, name, value)
     except Exception as error:
-        raise InvalidHookError(f"{kind.__name__} cannot be a lifecycle: {_init_advice(made, init, error)}") from error
+        raise InvalidHookError(f"{made.__name__} cannot be a lifecycle: {_init_advice(made, init, error)}") from error
     own = getattr(one, "__dict__", {})
     for name, default in lifecycle.attributes.items():
         if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:
@@ -809,10 +816,10 @@ def _instance_of(made: type[Any], lifecycle: Lifecycle, init: Mapping[str, Any])
 def _init_advice(made: type[Any], init: Mapping[str, Any], error: Exception) -> str:
     missing: list[str] = []
     with contextlib.suppress(TypeError, ValueError):
-        parameters = inspect.signature(made).parameters.values()
         named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        missing = [one.name for one in parameters if one.default is one.empty and one.kind in named]
-    if missing := [name for name in missing if name not in init]:
+        wanted = (one for one in inspect.signature(made).parameters.values() if one.default is one.empty and one.kind in named)
+        missing = [one.name for one in wanted if one.name not in init]
+    if missing:
         return f"its __init__ wants {', '.join(missing)}; give init={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
     return f"its __init__ failed with init={shown(init)}: {shown(error)}"
 

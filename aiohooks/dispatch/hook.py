@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, NamedTuple, TypedDict, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
 from aiohooks._validate import check_choice, check_instance, check_int, check_secs
 from aiohooks.errors import InvalidHookError
@@ -97,23 +97,19 @@ def configure(
         order: hooks of a lower order complete a call before those of a higher order start; those of the same order overlap.
         timeout: time limit in seconds for one call of a method, which must be a coroutine. The time of the others in a method
             that wraps them has no limit.
-        on_error: `"raise"`, or `"log"`: the first failure is logged with its traceback, later ones are counted, and logged again
-            at the 10th, the 100th and so on.
+        on_error: `"raise"`, or `"log"`: the 1st failure is logged with its traceback, and the 10th, the 100th and so on.
         background: whether calls of methods that return None are queued and run in order beside what follows. A failure is
             raised by the next call of the hook, or at the end, or logged. In a session this is `after_run`.
         max_pending: how many background calls may be queued; the caller waits while there are as many, unless the queue would
-            wait for it, as for a hook that calls its own group. Give `background` too, unless the registration has it.
+            wait for it, as for a hook that calls its own group.
         disable_after: take the hook out of the calls, with a warning, when it has failed this often in a row; with
             `on_error="log"` only.
-        observer: whether it only observes methods that answer: it is called before the hooks that are no observers, with the
-            arguments of the caller, whatever they answer. Observers overlap; their own answers do not count.
-        on_full: `"wait"`, or `"drop"`: a background call for which the queue has no place is dropped; the first is logged, then
-            the 10th, the 100th and so on, and all are counted. Give `background` too, unless the registration has it.
-        retry_secs: try a disabled hook again after this time, by one call: if it succeeds, the hook takes part again, and
-            otherwise it is left out for as long again. Without it a disabled hook stays out. With `disable_after` only.
+        observer: whether it only observes methods that answer: it is called before the others, with the arguments of the caller.
+            Observers overlap; their own answers do not count.
+        on_full: `"wait"`, or `"drop"`: a background call is dropped if the queue is full, counted, and logged as failures are.
+        retry_secs: try a disabled hook again after this time, by one call, and if that fails, after as long again.
         thread: whether plain methods that stand for coroutine methods are called in a worker thread each, so that they may block;
-            for a hook of a group, where `BlockingHook(hook)` does the same. A cancel or time limit waits for the thread, which
-            cannot be stopped, for at most the grace period.
+            for a hook of a group, as `BlockingHook(hook)`. A cancel or time limit waits for it, for at most the grace period.
 
     Raises:
         InvalidArgumentError: an argument is invalid.
@@ -134,8 +130,7 @@ def with_defaults(registration: HookRegistration, **defaults: Any) -> HookRegist
     """Return a registration with `defaults` where it has no attributes of its own."""
     usual = HookRegistration._field_defaults
     missing = (name for name in defaults if getattr(registration, name) == usual[name] and name not in registration.given)
-    new = {name: defaults[name] for name in missing if defaults[name] != usual[name]}
-    return registration._replace(**new) if new else registration
+    return registration._replace(**{name: defaults[name] for name in missing})
 
 
 BLOCKING = "__aiohooks_blocking__"
@@ -145,11 +140,10 @@ BLOCKING = "__aiohooks_blocking__"
 def for_group(hook: Any, lifecycle: Any) -> Any:
     """Return what is called for a hook of a group: the object of a `BlockingHook` itself, in threads."""
     given = hook.hook if isinstance(hook, HookRegistration) else hook
-    place = getattr(cast("Any", type(given)), BLOCKING, None)
-    if not isinstance(place, str) or lifecycle in type(given).__mro__:
+    place: str | None = getattr(type(given), BLOCKING, None)  # pyright: ignore[reportUnknownArgumentType]
+    if place is None or lifecycle in type(given).__mro__:
         return hook
-    known = registration_of(hook)
-    return known._replace(hook=getattr(given, place), thread=True)
+    return registration_of(hook)._replace(hook=getattr(given, place), thread=True)
 
 
 def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:
@@ -173,20 +167,19 @@ def registration_of(hook: object) -> HookRegistration:
     if isinstance(hook, Hook):
         # Not by their values: a class that sets what the base class has means it.
         bases = type(hook).__mro__
-        places = [*map(vars, bases[: bases.index(Hook)]), getattr(hook, "__dict__", {})]
-        given = frozenset(name for name in HookRegistration._fields if any(name in place for place in places))
+        names = frozenset(getattr(hook, "__dict__", ())).union(*map(vars, bases[: bases.index(Hook)]))
+        given = names.intersection(HookRegistration._fields)
         hook = HookRegistration(hook, hook.order, hook.timeout, hook.on_error, given=given)
     elif not isinstance(hook, HookRegistration):
         return HookRegistration(hook)
     if isinstance(hook.hook, HookRegistration):
         raise InvalidHookError(f"{hook!r} is a registration of a registration; give the hook")
-    name: str = getattr(hook.hook, "__aiohooks_name__", type(hook.hook).__name__)
+    name = hook_name(hook.hook)
     check_int(hook.order, f"order of {name}", None, expected="a whole number, lower ones come first")
     check_secs(hook.timeout, f"timeout of {name}", optional=True, positive=True)
     check_choice(hook.on_error, f"on_error of {name}", "raise", "log")
-    check_instance(hook.background, bool, f"background of {name}")
-    check_instance(hook.observer, bool, f"observer of {name}")
-    check_instance(hook.thread, bool, f"thread of {name}")
+    for option in ("background", "observer", "thread"):
+        check_instance(getattr(hook, option), bool, f"{option} of {name}")
     check_int(hook.max_pending, f"max_pending of {name}", 1)
     check_choice(hook.on_full, f"on_full of {name}", "wait", "drop")
     check_int(hook.disable_after, f"disable_after of {name}", 1, optional=True)
@@ -198,3 +191,8 @@ def registration_of(hook: object) -> HookRegistration:
     if hook.retry_secs is not None and hook.disable_after is None:
         raise InvalidHookError(f"retry_secs of {name} is {hook.retry_secs}, but it is never disabled; give disable_after too")
     return hook
+
+
+def hook_name(hook: object) -> str:
+    """Return the name of a hook in messages: that of its class, or of the function that it was made of."""
+    return getattr(hook, "__aiohooks_name__", None) or type(hook).__name__

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import dis
 import inspect
+import logging
 import types
 import typing
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 from aiohooks._validate import check_choice, check_instance, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import RegisteredHook
-from aiohooks.dispatch.hook import HookRegistration, registration_of
+from aiohooks.dispatch.hook import HookRegistration, hook_name, registration_of
 from aiohooks.dispatch.plain import evaluated, without_awaitables
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
 How = Literal["first", "chain", "wrap", "together", "race", "merge"]
 """How the answers of several hooks become one; see `point`."""
 F = TypeVar("F", bound=Callable[..., Any])
+_logger = logging.getLogger("aiohooks")
 _MARK = "__aiohooks_point__"
+_ABSTRACT = "__isabstractmethod__"
 NO_VALUE = object()
 """The default of data that a class only declares: by an annotation, or as a slot."""
 
@@ -86,41 +89,84 @@ def _way(how: How, argument: str) -> How:
     return typing.cast("How", way)
 
 
-class Point(NamedTuple):
+class Point:
     """A method of a lifecycle."""
 
-    name: str
-    is_async: bool
-    how: How | Literal["none", "any", "one"]
-    """How answers become one. Where it is not marked: `"none"`, nothing is returned; `"any"`, that is not known; `"one"`, only
-    one hook may answer."""
-    positional: tuple[str, ...]
-    """The names of the parameters that may be given by position, without `self`."""
-    keywords: tuple[str, ...]
-    """The names of those that are given by keyword only."""
-    variadic: tuple[bool, bool]
-    """Whether it takes any positional arguments, and any keywords."""
-    answers_hook: bool
-    """Whether it returns a hook, which would take the place of the group."""
-    does_nothing: bool
-    """Whether its own body is empty, or raises `NotImplementedError`."""
-    argument: str | None
-    """The argument whose place answers take, or that calls the next hook; None for the last one that is given."""
-    calls_next: bool
-    """Whether an argument calls the next hook: the answer of a hook counts, also None."""
-    advice: str
-    """What to do where several hooks answer."""
-    is_either: bool
-    """Whether it is a plain method that returns an answer, or an awaitable of it if a hook may wait."""
-    fitting: WeakSet[Any]
-    """Functions of classes of hooks that can be called so."""
+    def __init__(self, kind: type[Any], name: str, method: Any, given: How | None, default: How | None) -> None:
+        """Read a method of `kind`; `given` is the way of it, `default` that of all methods that return something.
+
+        Raises:
+            InvalidHookError: the way that is given for it, or marked on it, cannot hold.
+        """
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        annotations = {one.name: evaluated(one.annotation, method) for one in parameters}
+        answer, awaits = evaluated(method.__annotations__.get("return", Any), method), "always"
+        if not inspect.iscoroutinefunction(method):
+            answer, awaits = without_awaitables(answer)
+        returns_none = answer in (None, type(None), "None")
+
+        def names(*kinds: Any) -> tuple[str, ...]:
+            return tuple(one.name for one in parameters if one.kind in kinds)
+
+        Kind = inspect.Parameter
+        self.name: str = name
+        self.is_async: bool = awaits is not None
+        self.is_either: bool = awaits == "perhaps"
+        """Whether it is a plain method that returns an answer, or an awaitable of it if a hook may wait."""
+        self.positional: tuple[str, ...] = names(Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
+        """The names of the parameters that may be given by position, without `self`."""
+        self.keywords: tuple[str, ...] = names(Kind.KEYWORD_ONLY)
+        """The names of those that are given by keyword only."""
+        self.variadic: tuple[bool, bool] = bool(names(Kind.VAR_POSITIONAL)), bool(names(Kind.VAR_KEYWORD))
+        """Whether it takes any positional arguments, and any keywords."""
+        self.answers_hook: bool = _is_hook(answer, kind)
+        """Whether it returns a hook, which would take the place of the group."""
+        self.fitting: WeakSet[Any] = WeakSet()
+        """Functions of classes of hooks that can be called so."""
+        lacks = {
+            "chain": "" if parameters else "it has no argument whose place an answer could take",
+            "wrap": "" if parameters and awaits else "only a coroutine method can that has an argument which calls the next",
+            "race": "" if awaits else 'the calls of a plain method do not overlap; give "first"',
+        }
+        nexts = _next_names(annotations, unsure=not returns_none)
+        said: How | None = given or getattr(method, _MARK, None)
+        asked = said or default
+        self.argument: str | None = None
+        """The argument whose place answers take, or that calls the next hook; None for the last one that is given."""
+        if asked in ("chain", "wrap") and not lacks[asked]:
+            found = _next_names(annotations, unsure=True) if asked == "wrap" else _chained_names(annotations, answer)
+            if not found and len(annotations) == 1 and said is not None:
+                found = [one for one, annotation in annotations.items() if _callable(annotation) != "no"]
+            self.argument, lacks[asked] = _argument_for(asked, found, (*self.positional, *self.keywords))
+        lack = lacks.get(asked or "")
+        if said is not None and lack:
+            raise InvalidHookError(f"{kind.__name__}.{name} cannot {said}: {lack}")
+        self.how: How | Literal["none", "any", "one"] = "one"
+        """How answers become one. Where it is not marked: `"none"`, nothing is returned; `"any"`, that is not known; `"one"`,
+        only one hook may answer."""
+        if said is None and returns_none and not nexts:
+            self.how = "none"
+        elif asked is not None and not lack and (said is not None or asked == "wrap" or not nexts):
+            self.how = typing.cast("How", str(asked))
+        elif answer in (Any, "Any") and not nexts and not (asked == "chain" and lack and parameters):
+            self.how = "any"
+        self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(nexts))
+        """Whether an argument calls the next hook: the answer of a hook counts, also None."""
+        self.does_nothing: bool = _does_nothing(method) or (self.how == "wrap" and getattr(method, _ABSTRACT, False))
+        """Whether its own body is empty, or raises `NotImplementedError`."""
+        self.advice: str = f'give results={{"{name}": "first"}}, or "together", "chain" or "wrap", or put @point on the method'
+        """What to do where several hooks answer."""
+        if nexts:
+            does = f"{' or '.join(map(repr, nexts))} calls the next one, which would run several times"
+            give = f'give results={{"{name}": "wrap"}}, or "together" if it does not'
+            self.advice = f'{does}; "wrap" cannot hold: {lacks["wrap"]}' if lacks["wrap"] else f"{does}; {give}"
+        elif lack:
+            self.advice += f'; "{default}" cannot hold: {lack}'
 
 
 # What is known of a class since its first group. Nothing in it refers to the class, which is freed like any other.
-_points: WeakKeyDictionary[type[Any], dict[Any, tuple[ref[Any], Point]]] = WeakKeyDictionary()
-"""Its points, each with the function that it describes."""
-_hook_classes: WeakKeyDictionary[type[Any], WeakSet[type[Any]]] = WeakKeyDictionary()
-"""The classes of hooks without a method whose name is nearly that of a point."""
+_known: WeakKeyDictionary[type[Any], tuple[dict[Any, tuple[ref[Any], Point]], WeakSet[type[Any]]]] = WeakKeyDictionary()
+"""Its points, each with the function that it describes; and the classes of hooks without a name that is nearly that of one."""
 
 
 class Lifecycle:
@@ -132,66 +178,62 @@ class Lifecycle:
         results: Mapping[str, How] | How | None = None,
         *,
         methods: Mapping[str, Callable[..., Any]] | None = None,
-        generators: bool = True,
+        in_group: bool = True,
         hint: str = "",
     ) -> None:
         """Read the public methods of `kind`.
 
         Args:
             kind: a class, or a typing alias of one.
-            results: how the answers of several hooks become one, by the name of the method; or one way for all methods that
-                return something.
+            results: the ways of `point`, by the name of the method; or one for all methods that return something.
             methods: further methods, which the class leaves out.
-            generators: whether a hook may implement a coroutine method as an async generator, which wraps it.
+            in_group: whether hooks may implement a coroutine method as an async generator, which wraps it, and have further ones.
             hint: what to do with a hook whose methods are plain functions.
 
         Raises:
             InvalidHookError: `kind` is not a class, or has no public methods.
-            InvalidArgumentError: `results` names a method that `kind` does not have, or an unknown way; `methods` one that
-                it has.
+            InvalidArgumentError: `results` has an unknown method or way, or `methods` a method that `kind` has.
         """
         origin: object = typing.get_origin(kind) or kind
         if not isinstance(origin, type):
             raise InvalidHookError(f"{kind!r} is not a class; give the class whose methods the hooks implement")
         self.kind: type[Any] = origin
         self.is_protocol: bool = getattr(origin, "_is_protocol", False)
-        self._generators = generators
+        self._in_group = in_group
         self._hint = hint
         default = results if isinstance(results, str) else None
-        if default is not None:
-            check_choice(default, "results", *typing.get_args(How))
-        else:
-            check_mapping(results, "results")
+        check_mapping(None if default is not None else results, "results")
         by_name: Mapping[str, How] = results if isinstance(results, Mapping) else {}
-        for name, how in by_name.items():
-            check_choice(how, f"results[{name!r}]", *typing.get_args(How))
-        self.members: dict[str, Any] = {}
+        asked = {"results": default} if default is not None else {f"results[{name!r}]": how for name, how in by_name.items()}
+        for what, how in asked.items():
+            check_choice(how, what, *typing.get_args(How))
+        bases = origin.__mro__[::-1]
+        declared = (name for base in bases for name in getattr(base, "__annotations__", ()) if not name.startswith("_"))
+        self.members: dict[str, Any] = dict.fromkeys(declared, NO_VALUE)
         """What the class and its bases have."""
-        declared: dict[str, Any] = {}
-        for base in reversed(origin.__mro__):
+        for base in bases:
             self.members.update(vars(base))
-            declared |= dict.fromkeys(getattr(base, "__annotations__", ()), NO_VALUE)
-        self.points: dict[str, Point] = {}
-        self.attributes: dict[str, Any] = {name: NO_VALUE for name in declared if not name.startswith("_")}
-        """The public data of the class, and its properties."""
         for name, method in (methods or {}).items():
-            if name in self.members or name in declared:
+            if name in self.members:
                 raise InvalidArgumentError(f"methods has {name!r}, which {origin.__name__} has itself; give what it leaves out")
             self.members[name] = method
-        points = _points.setdefault(origin, {})
+        self.points: dict[str, Point] = {}
+        self.attributes: dict[str, Any] = {}
+        """The public data of the class, and its properties."""
+        points, self._checked = _known.setdefault(origin, ({}, WeakSet()))
         names = sorted(name for name in self.members if not name.startswith("_"))
         if inspect.isfunction(self.members.get("__call__")):
             names.append("__call__")
         for name in names:
             member = self.members[name]
             if inspect.isfunction(member):
-                if name == "__call__" and self.points and not (_does_nothing(member) or _is_abstract(member)):
+                if name == "__call__" and self.points and not (_does_nothing(member) or getattr(member, _ABSTRACT, False)):
                     continue  # it calls the other methods
                 way = by_name.get(name)
-                key = name, way, default, getattr(way or default, "argument", None), generators
+                key = name, way, default, getattr(way or default, "argument", None), in_group
                 known = points.get(key)
                 if known is None or known[0]() is not member:
-                    known = points[key] = ref(member), _point(origin, name, member, way, default)
+                    known = points[key] = ref(member), Point(origin, name, member, way, default)
                 self.points[name] = known[1]
             elif not callable(member) and not isinstance(member, (classmethod, staticmethod)):
                 self.attributes[name] = NO_VALUE if inspect.ismemberdescriptor(member) else member
@@ -208,20 +250,19 @@ class Lifecycle:
         try:
             return isinstance(hook, self.kind)
         except TypeError:  # a protocol that cannot be checked at runtime
-            names = (*self.points, *self.attributes)
-            return self.kind in type(hook).__mro__ or all(hasattr(hook, name) for name in names)
+            return self.kind in type(hook).__mro__ or all(hasattr(hook, name) for name in (*self.points, *self.attributes))
 
     def overrides(self, hook: object, name: str) -> bool:
         """Return whether `hook` has a method `name` of its own, and not the one of the class."""
         # The object that stands for a group has methods of its own that no hook implements; its class does not show them.
-        is_set = name in getattr(hook, "__dict__", ())
-        if name == "__call__" and not is_set and not callable(hook):
+        owner = hook if name in getattr(hook, "__dict__", ()) else type(hook)
+        if name == "__call__" and owner is not hook and not callable(hook):
             return False  # its class has one, which makes objects
-        method = None if is_set else getattr(type(hook), name, None)
+        method = getattr(owner, name, None)
         if method is None:
             method = getattr(hook, name, None)
         function = getattr(method, "__func__", method)
-        return method is not None and all(function is not vars(base).get(name) for base in self.kind.__mro__)
+        return all([function is not vars(base).get(name) for base in self.kind.__mro__])  # one has None
 
     def implemented(self, hook: object) -> list[Point]:
         """Return the methods that `hook` implements."""
@@ -242,74 +283,73 @@ class Lifecycle:
             method = getattr(hook, each.name)
             function = method.__func__ if isinstance(method, types.MethodType) else None
             if function not in each.fitting:
-                self._check_method(hook_name(hook), method, each, plain=plain)
+                self._check_method(f"{hook_name(hook)}.{each.name}", method, each, plain=plain)
                 if inspect.isfunction(function) and not plain:
                     each.fitting.add(function)
-        if "__call__" in self.members and "__call__" not in self.points and callable(hook) and self.overrides(hook, "__call__"):
+        if "__call__" in self.members and "__call__" not in self.points and self.overrides(hook, "__call__"):
             raise InvalidHookError(
                 f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group cannot call them"
             )
-        checked = _hook_classes.setdefault(self.kind, WeakSet())
-        if type(hook) not in checked:
+        if type(hook) not in self._checked:
             self._check_names(hook)
-            checked.add(type(hook))
+            self._checked.add(type(hook))
         return points
 
     def _check_method(self, who: str, method: Any, each: Point, *, plain: bool) -> None:
-        kind = self.kind.__name__
-        is_generator = inspect.isasyncgenfunction(method)
-        wraps = self._generators and each.how != "wrap" and is_generator
-        if not each.is_async and (is_generator or inspect.isgeneratorfunction(method)):
-            own = self.members[each.name]
-            if inspect.isgeneratorfunction(own) or inspect.isasyncgenfunction(own):
-                raise InvalidHookError(
-                    f"{who}.{each.name} is a generator as {kind}.{each.name} is, which a group cannot stand for; "
-                    "use this hook beside the group"
-                )
-            if not is_generator and each.how in ("none", "any"):
-                raise InvalidHookError(
-                    f"{who}.{each.name} is a generator, and no one would iterate over it; write it without `yield`"
-                )
-        if wraps and each.calls_next and each.does_nothing:
-            raise InvalidHookError(
-                f"{who}.{each.name} is an async generator, but an argument of {kind}.{each.name} calls the next one; "
+        known, own = f"{self.kind.__name__}.{each.name}", self.members[each.name]
+        kind, own_kind = _function_kind(method), _function_kind(own)
+        wraps = self._in_group and each.how != "wrap" and kind == "an async generator"
+        problem = ""
+        if each.answers_hook:
+            problem = "returns a hook, which would take the place of the group; use this hook beside the group"
+        elif wraps and each.is_async and each.calls_next and each.does_nothing:
+            problem = (
+                f"is an async generator, but an argument of {known} calls the next one; "
                 f'write it as `async def` that calls it, and give results={{"{each.name}": "wrap"}}'
             )
-        may_be_plain = plain or not inspect.iscoroutinefunction(self.members[each.name])
-        if each.is_async and not is_coroutine_function(method) and not wraps and (is_generator or not may_be_plain):
-            raise InvalidHookError(f"{who}.{each.name} is not a coroutine function; write it as `async def`{self._hint}")
-        if not each.is_async and (is_generator or is_coroutine_function(method)):
-            raise InvalidHookError(
-                f"{who}.{each.name} is {'an async generator' if is_generator else 'a coroutine function'}, "
-                f"but {kind}.{each.name} is a plain one; write it as `def`; or, if what it returns is awaited, "
-                f"derive a class in which it is annotated so, as in `-> Awaitable[None] | None`"
+        elif each.is_async:
+            may_be_plain = kind != "an async generator" and (plain or own_kind != "a coroutine function")
+            if not wraps and not may_be_plain and kind != "a coroutine function":
+                problem = f"is not a coroutine function; write it as `async def`{self._hint}"
+        elif "generator" in kind and "generator" in own_kind:
+            problem = f"is a generator as {known} is, which a group cannot stand for; use this hook beside the group"
+        elif kind == "a generator" and each.how in ("none", "any"):
+            problem = "is a generator, and no one would iterate over it; write it without `yield`"
+        elif kind in ("a coroutine function", "an async generator"):
+            problem = (
+                f"is {kind}, but {known} is a plain one; write it as `def`; or, if what it returns is awaited, "
+                "derive a class in which it is annotated so, as in `-> Awaitable[None] | None`"
             )
-        if each.answers_hook:
-            raise InvalidHookError(
-                f"{who}.{each.name} returns a hook, which would take the place of the group; use this hook beside the group"
-            )
+        if problem:
+            raise InvalidHookError(f"{who} {problem}")
         try:
             signature = inspect.signature(method)
         except (TypeError, ValueError):
             return  # written in C
         positional = [None] * (len(each.positional) + each.variadic[0])
-        keywords = dict.fromkeys((*each.keywords, *(("any_other",) if each.variadic[1] else ())))
+        keywords = dict.fromkeys([*each.keywords, *["any_other"] * each.variadic[1]])
         try:
             signature.bind(*positional, **keywords)
         except TypeError as error:
-            given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(self.members[each.name]))
-            raise InvalidHookError(f"{who}.{each.name}{given} cannot take the call {kind}.{each.name}{wanted}: {error}") from None
+            given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(own))
+            raise InvalidHookError(f"{who}{given} cannot take the call {known}{wanted}: {error}") from None
 
     def _check_names(self, hook: object) -> None:
         names = {name for base in type(hook).__mro__ for name, value in vars(base).items() if inspect.isfunction(value)}
-        for name in sorted(names.difference(self.points)):
-            if not name.startswith("_") and is_coroutine_function(getattr(hook, name)):
-                for known in self.points:
-                    if _one_edit_apart(name, known):
-                        raise InvalidHookError(
-                            f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and would never be called; "
-                            f"did you mean {known!r}? A helper's name begins with an underscore"
-                        )
+        names = {name for name in names.difference(self.points) if not name.startswith("_")}
+        others = [name for name in sorted(names) if is_coroutine_function(getattr(hook, name))]
+        for name in others:
+            for known in self.points:
+                if _one_edit_apart(name, known):
+                    raise InvalidHookError(
+                        f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and would never be called; "
+                        f"did you mean {known!r}? A helper's name begins with an underscore"
+                    )
+        if others and self._in_group and self.has_member(hook):
+            _logger.warning(
+                "a group does not call %s of %s, as %s has none; if something calls them, give methods=%s",
+                ", ".join(others), hook_name(hook), self.kind.__name__, tuple(others),
+            )  # fmt: skip
 
 
 def registered_hooks(
@@ -317,10 +357,7 @@ def registered_hooks(
 ) -> tuple[RegisteredHook, ...]:
     """Check registrations and name the hooks: by their class, numbered where there are several.
 
-    Args:
-        hooks: hooks and registrations.
-        numbers: how many hooks have had each name before; counts these.
-        known: the ids of hooks that there are already.
+    `numbers` says how many hooks have had each name, and counts these; `known` has the ids of hooks that there are already.
 
     Raises:
         InvalidHookError: one is a class, or is listed twice.
@@ -331,11 +368,11 @@ def registered_hooks(
         if id(registration.hook) in registrations or id(registration.hook) in known:
             raise InvalidHookError(f"hooks has {registration.hook!r} twice; make two objects of it if both are meant")
         registrations[id(registration.hook)] = registration
-    count = Counter(hook_name(one.hook) for one in registrations.values())
-    numbers = Counter() if numbers is None else numbers
+    names = [hook_name(one.hook) for one in registrations.values()]
+    count = Counter(names)
+    numbers = Counter[str]() if numbers is None else numbers
     registered: list[RegisteredHook] = []
-    for one in registrations.values():
-        name = hook_name(one.hook)
+    for name, one in zip(names, registrations.values(), strict=True):
         numbers[name] += 1
         is_one = count[name] == numbers[name] == 1
         registered.append(RegisteredHook(name if is_one else f"{name}#{numbers[name]}", one))
@@ -348,107 +385,43 @@ def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
     Raises:
         InvalidHookError: one of them would have no effect.
     """
-    registration, queued, threads = registered.registration, False, False
-    if registration.timeout is None and not (registration.observer or registration.background or registration.thread):
+    options, hook = registered.registration, registered.hook
+    if options.timeout is None and not (options.observer or options.background or options.thread):
         return
-    for each in points:
-        who = f"{registered.name}.{each.name}"
-        method = getattr(registered.hook, each.name)
-        is_plain = not is_coroutine_function(method) and not inspect.isasyncgenfunction(method)
-        threads |= each.is_async and is_plain
-        if registration.thread and not each.is_async:
-            raise InvalidHookError(f"{who} is called as a plain method, which cannot wait for a thread; give its hook no thread")
-        can_end = each.is_async and not (each.is_either and is_plain)
-        if registration.timeout is not None and not can_end and not registration.thread:
-            raise InvalidHookError(f"{who} is a plain function, which no time limit can end; give its hook no timeout")
-        if registration.observer and (each.calls_next or inspect.isasyncgenfunction(getattr(registered.hook, each.name))):
-            raise InvalidHookError(f"{who} wraps the calls of others, so it cannot only observe; give its hook no observer=True")
-        queued |= each.is_async and each.how == "none"
-        if registration.background and inspect.isasyncgenfunction(getattr(registered.hook, each.name)):
-            raise InvalidHookError(f"{who} is an async generator: it wraps the calls of others, and cannot run in the background")
-    if registration.thread and not threads:
+    kinds = [(each, _function_kind(getattr(hook, each.name))) for each in points]
+    for each, kind in kinds:
+        wraps, is_plain = kind == "an async generator", kind not in ("an async generator", "a coroutine function")
+        problem = ""
+        if options.thread and not each.is_async:
+            problem = "is called as a plain method, which cannot wait for a thread; give its hook no thread"
+        elif options.timeout is not None and not options.thread and (not each.is_async or (each.is_either and is_plain)):
+            problem = "is a plain function, which no time limit can end; give its hook no timeout"
+        elif options.observer and (each.calls_next or wraps):
+            problem = "wraps the calls of others, so it cannot only observe; give its hook no observer=True"
+        elif options.background and wraps:
+            problem = "is an async generator: it wraps the calls of others, and cannot run in the background"
+        if problem:
+            raise InvalidHookError(f"{registered.name}.{each.name} {problem}")
+    if options.thread and all(kind in ("an async generator", "a coroutine function") for _, kind in kinds):
         raise InvalidHookError(f"{registered.name} is to be called in a thread, but has no plain method for a coroutine method")
-    if registration.background and not queued:
+    if options.background and not any(each.is_async and each.how == "none" for each, _ in kinds):
         raise InvalidHookError(
             f"{registered.name} has background=True, but none of its methods can be queued: "
             "only coroutine methods can that are annotated to return None"
         )
 
 
-def hook_name(hook: object) -> str:
-    """Return the name of a hook in messages: that of its class, or of the function that it was made of."""
-    return getattr(hook, "__aiohooks_name__", None) or type(hook).__name__
+def _function_kind(function: object) -> str:
+    if inspect.isasyncgenfunction(function):
+        return "an async generator"
+    if is_coroutine_function(function):
+        return "a coroutine function"
+    return "a generator" if inspect.isgeneratorfunction(function) else "a plain function"
 
 
-def _point(kind: type[Any], name: str, method: Any, given: How | None, default: How | None) -> Point:
-    parameters = list(inspect.signature(method).parameters.values())[1:]
-    is_async = inspect.iscoroutinefunction(method)
-    answer = evaluated(method.__annotations__.get("return", Any), method)
-    awaits = None
-    if not is_async:
-        answer, awaits = without_awaitables(answer)
-        is_async = awaits is not None
-    annotations = {one.name: evaluated(one.annotation, method) for one in parameters}
-    returns_none = answer in (None, type(None), "None")
-    nexts = _next_names(annotations, unsure=not returns_none)
-    lacks: dict[str, str] = {}
-    if not parameters:
-        lacks["chain"] = "it has no argument whose place an answer could take"
-    if not parameters or not is_async:
-        lacks["wrap"] = "only a coroutine method can that has an argument which calls the next"
-    if not is_async:
-        lacks["race"] = 'the calls of a plain method do not overlap; give "first"'
-    how: Any = given or getattr(method, _MARK, None)
-    asked, argument = how or default, None
-    if asked in ("chain", "wrap") and asked not in lacks:
-        found = _next_names(annotations, unsure=True) if asked == "wrap" else _chained_names(annotations, answer)
-        if not found and len(annotations) == 1 and how is not None:
-            found = [name for name, one in annotations.items() if _callable(one) != "no"]
-        argument, lack = _argument_for(asked, found, [one.name for one in parameters if one.kind not in _VARIADIC])
-        if lack:
-            lacks[asked] = lack
-    advice = f'give results={{"{name}": "first"}}, or "together", "chain" or "wrap", or put @point on the method'
-    if how is None:
-        if returns_none and not nexts:
-            how = "none"
-        elif default is not None and default not in lacks and (default == "wrap" or not nexts):
-            how = default
-        else:
-            is_unclear = default == "chain" and default in lacks and bool(parameters)
-            how = "any" if answer in (Any, "Any") and not nexts and not is_unclear else "one"
-            if default in lacks:
-                advice += f'; "{default}" cannot hold: {lacks[default]}'
-        if nexts and how == "one":
-            advice = f'give results={{"{name}": "wrap"}}, or "together" if it does not'
-            advice = f'"wrap" cannot hold: {lacks["wrap"]}' if "wrap" in lacks else advice
-            advice = f"{' or '.join(map(repr, nexts))} calls the next one, which would run several times; {advice}"
-    if how in lacks:
-        raise InvalidHookError(f"{kind.__name__}.{name} cannot {how}: {lacks[how]}")
-    names_of = {parameter.kind: [one.name for one in parameters if one.kind is parameter.kind] for parameter in parameters}
-    Kind = inspect.Parameter
-    return Point(
-        name,
-        is_async,
-        typing.cast("How", str(how)),
-        (*names_of.get(Kind.POSITIONAL_ONLY, ()), *names_of.get(Kind.POSITIONAL_OR_KEYWORD, ())),
-        tuple(names_of.get(Kind.KEYWORD_ONLY, ())),
-        (Kind.VAR_POSITIONAL in names_of, Kind.VAR_KEYWORD in names_of),
-        _is_hook(answer, kind),
-        _does_nothing(method) or (how == "wrap" and _is_abstract(method)),
-        argument if how in ("chain", "wrap") else None,
-        how == "wrap" or (how == "one" and bool(nexts)),
-        advice,
-        awaits == "perhaps",
-        WeakSet(),
-    )
-
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _argument_for(way: How, found: list[str], names: list[str]) -> tuple[str | None, str]:
+def _argument_for(way: How, found: list[str], names: tuple[str, ...]) -> tuple[str | None, str]:
     """Return the argument that a way is about, None for the last one that is given; and what is wrong, if that is not clear."""
-    argument = getattr(way, "argument", None)
+    argument: str | None = getattr(way, "argument", None)
     if argument is not None:
         return argument, "" if argument in names else f"it has no argument {argument!r}; {did_you_mean(argument, names)}"
     if len(found) == 1:
@@ -521,10 +494,7 @@ def _instructions(code: types.CodeType) -> list[tuple[str, Any]]:
 async def _waits_for_nothing() -> None: ...
 
 
-def _returns_nothing() -> None: ...
-
-
-_EMPTY_BODIES = [_instructions(one.__code__) for one in (_waits_for_nothing, _returns_nothing)]
+_EMPTY_BODIES = [_instructions(one.__code__) for one in (_waits_for_nothing, lambda: None)]
 _RETURNS = {"RETURN_VALUE", "RETURN_CONST"}
 
 
@@ -533,10 +503,6 @@ def _does_nothing(method: types.FunctionType) -> bool:
     instructions = _instructions(method.__code__)
     only_raises = "NotImplementedError" in method.__code__.co_names and _RETURNS.isdisjoint(name for name, _ in instructions)
     return only_raises or instructions in _EMPTY_BODIES
-
-
-def _is_abstract(method: types.FunctionType) -> bool:
-    return bool(getattr(method, "__isabstractmethod__", False))
 
 
 def _without_annotations(signature: inspect.Signature) -> inspect.Signature:

@@ -34,11 +34,9 @@ _AWAITABLES = (collections.abc.Awaitable, collections.abc.Coroutine, types.Corou
 
 def evaluated(annotation: Any, function: Any) -> Any:
     """Return an annotation of a function, as its text if it has names that exist for type checkers only."""
-    if isinstance(annotation, str):
-        module = sys.modules.get(function.__module__)
-        with contextlib.suppress(Exception):
-            owner = types.SimpleNamespace(__annotations__={"return": annotation})
-            return typing.get_type_hints(owner, None if module is None else vars(module))["return"]
+    with contextlib.suppress(Exception):
+        owner = types.SimpleNamespace(__annotations__={"return": annotation})
+        return typing.get_type_hints(owner, vars(sys.modules[function.__module__]))["return"]
     return annotation
 
 
@@ -52,8 +50,6 @@ def without_awaitables(annotation: Any) -> tuple[Any, Any]:
         awaits = "always" if re.fullmatch(r"([\w.]+\.)?(Awaitable|Coroutine)\[[^|]*\]", annotation) else "perhaps"
         return (answer, awaits) if is_awaited else (annotation, None)
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return without_awaitables(args[0])
     if origin in (typing.Union, types.UnionType):
         parts = [without_awaitables(one) for one in args]
         found = {awaits for _, awaits in parts}

@@ -36,7 +36,7 @@ from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunH
 
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
-LIFECYCLE = Lifecycle(SessionRunHook, generators=False, hint=", or wrap an object with plain methods in BlockingHook")
+LIFECYCLE = Lifecycle(SessionRunHook, in_group=False, hint=", or wrap an object with plain methods in BlockingHook")
 """The methods of a session's hooks."""
 _MOST_MERGES = 1024
 _NOTHING = SessionRunValues(None, None, None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import copy
 import functools
 import inspect
+import itertools
 import pickle
 import tempfile
+import types
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,9 +23,10 @@ from aiohooks.dispatch.hook import registration_of
 from aiohooks.dispatch.lifecycle import How, Point
 from aiohooks.errors import AbortedError, InvalidArgumentError, add_note, did_you_mean
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
+from aiohooks.hooks.functions import LambdaHook
 from aiohooks.session._hooks import LIFECYCLE
 from aiohooks.session.creators import ChiefSessionCreator, Source, graph_of
-from aiohooks.session.hook import HOOK_METHODS, SessionRunHook
+from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.recovery import RecoveryPolicy
 from aiohooks.testing._checks import run_checks
@@ -33,8 +35,13 @@ from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
 from aiohooks.testing.leaks import describe_task, no_leaks
 
 _RUNS = 3
-_MOST_WAITS = 2_000
+_CANCELLED = "cancelled"
 _NO_PAUSES = RecoveryPolicy(backoff=Backoff(initial_secs=0))
+_OVERLAP = ("none", "first", "chain", "together", "merge")
+"""Ways in which an answer of None changes nothing for the other hooks."""
+_Faults = Mapping[tuple[str, int], BaseException | Callable[[], Any]]
+"""What another hook raises or calls, by method and number of the call in a session; in a group each has one call."""
+_NO_FAULTS: _Faults = {}
 
 
 async def _step() -> dict[str, float]:
@@ -42,13 +49,8 @@ async def _step() -> dict[str, float]:
     return {"loss": 1.0}
 
 
-_Faults = Mapping[str, Callable[[], object]]
-"""What another hook calls in a method: in its first call in a session, or in the one of a group."""
-_NO_FAULTS: _Faults = {}
-
-
 class _SessionCase(NamedTuple):
-    """What the author of the hook gives."""
+    """A hook of sessions, and what its author gives; a check that needs only `methods` and `make_calls` is for both cases."""
 
     make: Callable[[], Any]
     errors: tuple[BaseException, ...]
@@ -59,31 +61,21 @@ class _SessionCase(NamedTuple):
     def methods(self, _: object) -> Iterable[str]:
         return HOOK_METHODS
 
-    def session(
-        self, hook: Any, *beside: SessionRunHook, source: Source | None = None, suspend: bool | None = True
-    ) -> AsyncMonitoredSession:
-        """Return a session with the hook, alone if `suspend` is None, or between others; with `suspend` they overlap."""
-        hooks: list[Any] = [hook, *beside]
-        if suspend is not None:
-            hooks = [RecordingHook("before", suspend=suspend), *hooks, RecordingHook("after", suspend=suspend)]
-        return AsyncMonitoredSession(self.make_source() if source is None else source, hooks, recovery=_NO_PAUSES)
-
-    async def run(self, session: AsyncMonitoredSession) -> None:
-        """Make the runs of a whole session; a hook may stop it earlier."""
-        async with session:
-            for _ in range(_RUNS):
-                if session.should_stop():
+    async def make_calls(
+        self, hook: Any, faults: _Faults = _NO_FAULTS, *beside: SessionRunHook, suspend: bool | None = True, runs: int = _RUNS
+    ) -> None:
+        """Use the hook in a session, alone if `suspend` is None, or between others; with `suspend` they overlap."""
+        before, after = (RecordingHook(name, suspend=bool(suspend)) for name in ("before", "after"))
+        hooks = [hook] if suspend is None else [before, hook, FaultInjectionHook(faults), *beside, after]
+        async with AsyncMonitoredSession(self.make_source(), hooks, recovery=_NO_PAUSES) as session:
+            for _ in range(runs):
+                if session.should_stop():  # a hook may do that
                     break
                 await session.run(self.fetches, self.feed_dict)
 
-    async def make_calls(self, hook: Any, faults: _Faults = _NO_FAULTS, *, suspend: bool | None = True) -> None:
-        """Make all calls of the hook, in a session as `session` makes it."""
-        beside = [FaultInjectionHook({(phase, 1): fault for phase, fault in faults.items()})] if faults else []
-        await self.run(self.session(hook, *beside, suspend=suspend))
-
 
 class _GroupCase(NamedTuple):
-    """The same for a hook of groups."""
+    """A hook of groups."""
 
     make: Callable[[], Any]
     errors: tuple[BaseException, ...]
@@ -102,11 +94,10 @@ class _GroupCase(NamedTuple):
 
     async def make_calls(self, hook: Any, faults: _Faults = _NO_FAULTS, *, suspend: bool | None = True) -> None:
         """Make all calls of the hook, alone if `suspend` is None, or between others; with `suspend` they overlap."""
-        points, hooks = self.methods(hook), [hook]
-        beside = [each for each in points.values() if each.how in _OVERLAP] if suspend is not None else []
-        if beside:
-            hooks = [_hook_beside(beside, faults, suspend), hook, _hook_beside(beside, _NO_FAULTS, suspend)]
-        async with self.make_group(hooks) as group:
+        points = self.methods(hook)
+        beside = [] if suspend is None else [each for each in points.values() if each.how in _OVERLAP]
+        before, after = (_hook_beside(beside, each, suspend) for each in (faults, _NO_FAULTS))
+        async with self.make_group([before, hook, after] if beside else [hook]) as group:
             for name, each in points.items():
                 method = getattr(group.hooks, name)
                 arguments = self._arguments(each, inspect.signature(method))
@@ -124,7 +115,7 @@ class _GroupCase(NamedTuple):
         needed = [one for one in signature.parameters.values() if one.default is one.empty]
         given = self.calls.get(each.name, [None for one in needed if one.kind < one.VAR_POSITIONAL])
         try:
-            if each.name not in self.calls and (each.calls_next or each.how == "wrap"):
+            if each.name not in self.calls and each.calls_next:
                 raise TypeError("one of them calls the next hook")
             return signature.bind(**given) if isinstance(given, Mapping) else signature.bind(*given)
         except TypeError as error:
@@ -135,15 +126,18 @@ class _GroupCase(NamedTuple):
 
 
 _Case = _SessionCase | _GroupCase
-_OVERLAP = ("none", "first", "chain", "together", "merge")
-"""Ways in which an answer of None changes nothing for the other hooks."""
 
 
 def _hook_beside(points: Iterable[Point], faults: _Faults, suspend: bool | None) -> Any:
+    """Return a hook with these methods, which answer None."""
+
     def method_of(each: Point) -> Callable[..., Any]:
         def call_plain(*_: object, **__: object) -> None:
-            if each.name in faults:
-                faults[each.name]()
+            fault = faults.get((each.name, 1))
+            if isinstance(fault, BaseException):
+                raise fault
+            if fault is not None:
+                fault()
 
         async def call(*_: object, **__: object) -> None:
             if suspend:
@@ -163,15 +157,16 @@ async def ends_cleanly(case: _Case) -> None:
 
 async def ends_without_a_run(case: _SessionCase) -> None:
     """A session that is left before its first run ends without an error."""
-    async with case.session(case.make()):
-        pass
+    await case.make_calls(case.make(), runs=0)
 
 
 async def ends_at_a_stop(case: _SessionCase) -> None:
     """A stop that is requested in the first run ends the session without an error."""
-    stop = FaultInjectionHook({("after_run", 1): lambda: session.request_stop("for a check")})
-    session = case.session(case.make(), stop)
-    await case.run(session)
+
+    def stop(run_context: SessionRunContext, _: object) -> None:
+        run_context.request_stop("for a check")
+
+    await case.make_calls(case.make(), _NO_FAULTS, LambdaHook(after_run=stop))
 
 
 async def works_again(case: _Case) -> None:
@@ -183,88 +178,70 @@ async def works_again(case: _Case) -> None:
 
 async def recovers(case: _SessionCase) -> None:
     """The session recovers from errors of other hooks, before and after a commit, and continues."""
-    lost = {("before_run", 2): AbortedError("lost"), ("after_run", 2): AbortedError("lost")}
-    await case.run(case.session(case.make(), FaultInjectionHook(lost)))
+    await case.make_calls(case.make(), {(phase, 2): AbortedError("lost") for phase in ("before_run", "after_run")})
 
 
 async def leaves_errors_alone(case: _Case) -> None:
     """An error of another hook, in whatever method, reaches the caller as it is, and no other comes with it."""
-    hook = case.make()
-    for number, phase in enumerate(case.methods(hook)):
-        wanted, raised = OSError(f"of another hook, in {phase}"), False
-
-        def fail(error: BaseException = wanted) -> None:
-            nonlocal raised
-            raised = True
-            raise error
-
+    for phase in case.methods(case.make()):
+        wanted = OSError(f"of another hook, in {phase}")
         try:
-            await case.make_calls(case.make() if number else hook, {phase: fail})
+            await case.make_calls(case.make(), {(phase, 1): wanted})
         except BaseException as error:
             found = [note for note in getattr(error, "__notes__", ()) if note.startswith("and then")]
             if error is not wanted or found:
                 raise AssertionError(f"{wanted!r} was to be raised alone, and {error!r} {' '.join(found)} came out") from error
         else:
-            if raised:
+            if wanted.__traceback__ is not None:
                 raise AssertionError(f"{wanted!r} was raised by another hook and reached no caller")
 
 
 async def passes_on_cancels(case: _Case) -> None:
     """A cancel at any point where the hook or its caller waits reaches the caller, and no task is left."""
     for suspend in (None, True):  # alone, and beside others
-        await _cut_off_at_each_wait(case, "cancelled", suspend)
+        await _cut_off_at_each_wait(case, _CANCELLED, lambda task: task.cancel(), suspend)
 
 
 async def ends_at_a_time_limit(case: _GroupCase) -> None:
     """A time limit that ends at any point where the hook waits ends its call, and no task is left."""
-    await _cut_off_at_each_wait(case._replace(make_group=functools.partial(case.make_group, timeout=1.0)), _BY_LIMIT)
+    secs = registration_of(case.make()).timeout or 1.0
+    limited = case._replace(make_group=functools.partial(case.make_group, timeout=secs))
+    with ManualClock() as clock:
+        later = asyncio.get_running_loop().call_soon  # the time limit of a call begins at its first wait
+        await _cut_off_at_each_wait(limited, "cut off by its time limit", lambda _: later(clock.advance, secs))
 
 
 async def leaves_nothing_when_it_fails(case: _GroupCase) -> None:
     """An error at any point where the hook waits leaves no task."""
-    await _cut_off_at_each_wait(case, "failed")
+
+    def fail(_: object) -> None:
+        raise OSError("of what the hook has awaited")
+
+    await _cut_off_at_each_wait(case, "failed", fail)
 
 
-async def _cut_off_at_each_wait(case: _Case, how: str, suspend: bool | None = True) -> None:
-    at = 1
-    while await _is_cut_off(case, at, how, suspend):
-        at += 1
-
-
-async def _is_cut_off(case: _Case, at: int, how: str, suspend: bool | None) -> bool:
-    """Cut the calls of a hook off at wait `at`; return False if they ended before."""
-    waits, clock, before = _Waits(at), ManualClock(), asyncio.all_tasks()
-    with clock if how == _BY_LIMIT else contextlib.nullcontext():
-        hook = case.make()
-        registration = registration_of(hook)
-        waits.count_in(registration.hook, case.methods(hook))
+async def _cut_off_at_each_wait(
+    case: _Case, how: str, cut_off: Callable[[asyncio.Task[Any]], object], suspend: bool | None = True
+) -> None:
+    """Make the calls of a hook that are cut off at the first wait, at the second, and so on, until they end before."""
+    for at in itertools.count(1):
+        before, hook, waits = asyncio.all_tasks(), case.make(), _Waits(at)
+        waits.count_in(registration_of(hook).hook, case.methods(hook))
         calls = case.make_calls(hook, suspend=suspend)
-        task = new_task(waits.counted(calls) if how == "cancelled" else calls, "the calls of a check")
-        if how == "cancelled":
-            waits.cut_off = task.cancel
-        elif how == _BY_LIMIT:  # later: the time limit of a call begins at its first wait
-            waits.cut_off = lambda: asyncio.get_running_loop().call_soon(clock.advance, registration.timeout or 1.0)
-        else:
-            waits.error = OSError("of what the hook has awaited")
+        task = new_task(waits.counted(calls, "in what calls it") if how == _CANCELLED else calls, "the calls of a check")
+        waits.cut_off = functools.partial(cut_off, task)
         await asyncio.wait([task])
-    if waits.count < at:
-        task.result()
-        return False
-    where = f"{how} at wait {at}, {waits.place}"
-    error = None if task.cancelled() else task.exception()
-    if how == "cancelled" and not task.cancelled():
-        raise AssertionError(f"{where}: the cancel did not reach the caller, but {error!r}")
-    if waits.swallowed:
-        raise AssertionError(f"{where}: it has swallowed the cancel, so its task continued; let `CancelledError` pass")
-    left = [describe_task(one) for one in asyncio.all_tasks() - before]
-    if left:
-        raise AssertionError(f"{where}: {'; '.join(left)}")
-    return True
-
-
-_BY_LIMIT = "cut off by its time limit"
-_BY_THE_CALLER = "in what calls it"
-_MOST_TURNS = 20
+        if waits.count < at:
+            task.result()
+            return
+        where = f"{how} at wait {at}, {waits.place}"
+        error = None if task.cancelled() else task.exception()
+        if how == _CANCELLED and not task.cancelled():
+            raise AssertionError(f"{where}: the cancel did not reach the caller, but {error!r}")
+        if waits.swallowed:
+            raise AssertionError(f"{where}: it has swallowed the cancel, so its task continued; let `CancelledError` pass")
+        if left := [describe_task(one) for one in asyncio.all_tasks() - before]:
+            raise AssertionError(f"{where}: {'; '.join(left)}")
 
 
 class _Waits:
@@ -272,14 +249,12 @@ class _Waits:
 
     def __init__(self, at: int) -> None:
         self.count = 0
-        self.cut_off: Callable[[], object] = lambda: None
-        self.error: BaseException | None = None
-        """What the wait raises there."""
-        self.place = _BY_THE_CALLER
+        self.cut_off: Callable[[], object]
+        """Is called at that wait, which raises what this raises."""
+        self.place = ""
         self.swallowed = False
         """Whether the method that waited there has returned in spite of the cancel."""
         self._at = at
-        self._waiting: set[asyncio.Task[Any] | None] = set()
 
     def count_in(self, hook: Any, names: Iterable[str]) -> None:
         """Count the waits in the methods of the hook, which may run in tasks of their own."""
@@ -299,61 +274,33 @@ class _Waits:
                 made: Any = type(kind)
                 object.__setattr__(hook, "__class__", made(kind.__name__, (kind,), {"__slots__": (), name: staticmethod(call)}))
 
-    async def counted(self, coro: Coroutine[Any, Any, Any], place: str = _BY_THE_CALLER) -> Any:
+    async def counted(self, coro: Coroutine[Any, Any, Any], place: str) -> Any:
         """Await a coroutine, and count its waits."""
-        return await _Counted(coro, self, place)
+        return await self._resume(coro, place)
 
-    def begin(self, place: str) -> tuple[bool, bool]:
-        """Count a wait of the current task; return whether it was not counted already, and whether it is to be cut off."""
-        current = asyncio.current_task()
-        if current in self._waiting:
-            return False, False
-        self._waiting.add(current)
-        self.count += 1
-        if self.count > _MOST_WAITS:
-            raise AssertionError(f"it waits more than {_MOST_WAITS} times, so it may never end")
-        if self.count == self._at:
-            self.place = place
-            self.cut_off()
-        return True, self.count == self._at
-
-    def end(self) -> None:
-        """The current task continues."""
-        self._waiting.discard(asyncio.current_task())
-
-
-class _Counted:
-    """Awaits a coroutine, whose waits are counted."""
-
-    def __init__(self, coro: Coroutine[Any, Any, Any], waits: _Waits, place: str) -> None:
-        self._coro = coro
-        self._waits = waits
-        self._place = place
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        resume: Callable[[], Any] = functools.partial(self._coro.send, None)
-        cancelled: BaseException | None = None
+    @types.coroutine
+    def _resume(self, coro: Coroutine[Any, Any, Any], place: str) -> Generator[Any, Any, Any]:
+        resume: Callable[[], Any] = functools.partial(coro.send, None)
+        error: BaseException | None = None
         while True:
             try:
                 waits_for = resume()
             except StopIteration as stop:
-                if isinstance(cancelled, asyncio.CancelledError) and self._waits.place == self._place:
-                    self._waits.swallowed = True
+                self.swallowed |= isinstance(error, asyncio.CancelledError) and place == self.place
                 return stop.value
-            is_counted, is_cut_off = self._waits.begin(self._place)
-            cancelled = None
+            self.count += 1
+            if self.count > 2_000:
+                raise AssertionError("it waits more than 2000 times, so it may never end")
+            is_cut_off, error = self.count == self._at, None
             try:
-                if is_cut_off and self._waits.error is not None:
-                    raise self._waits.error
-                resume = functools.partial(self._coro.send, (yield waits_for))
-                if is_cut_off and self._place != _BY_THE_CALLER:
-                    for _ in range(_MOST_TURNS):  # a wait of one turn would be over before the cancel comes
-                        yield
-            except BaseException as error:
-                cancelled, resume = error, functools.partial(self._coro.throw, error)
-            finally:
-                if is_counted:
-                    self._waits.end()
+                if is_cut_off:
+                    self.place = place
+                    self.cut_off()
+                resume = functools.partial(coro.send, (yield waits_for))
+                for _ in range(20 if is_cut_off else 0):  # a wait of one turn would be over before the cancel comes
+                    yield
+            except BaseException as caught:
+                error, resume = caught, functools.partial(coro.throw, caught)
 
 
 async def restores_context_variables(case: _Case) -> None:
@@ -362,13 +309,11 @@ async def restores_context_variables(case: _Case) -> None:
         before = contextvars.copy_context()
         await case.make_calls(case.make(), suspend=suspend)
         for variable, value in contextvars.copy_context().items():
-            if variable.name.startswith("aiohooks"):
-                continue
             try:
                 was = before.run(variable.get)  # or its default
             except LookupError:
-                raise AssertionError(f"context variable {variable.name!r} was not set, and is {value!r} afterwards") from None
-            if not _same(was, value):
+                was = "not set"
+            if not (variable.name.startswith("aiohooks") or _same(was, value)):
                 raise AssertionError(f"context variable {variable.name!r} was {was!r}, and is {value!r} afterwards; reset it")
 
 
@@ -386,7 +331,7 @@ async def has_a_repr(case: _Case) -> None:
             raise AssertionError(f"repr() of the {type(hook).__name__} has more than one line {when}: {text}")
 
     look("before its calls")
-    await case.make_calls(given, {name: functools.partial(look, f"in {name}") for name in case.methods(given)})
+    await case.make_calls(given, {(name, 1): functools.partial(look, f"in {name}") for name in case.methods(given)})
     look("after its calls")
 
 
@@ -407,54 +352,44 @@ async def restores_its_state(case: _SessionCase) -> None:
     if not is_stateful(registration_of(case.make()).hook):
         return
     with tempfile.TemporaryDirectory(prefix="aiohooks-check-") as folder, ManualClock():  # so that a time in it stays the same
-        session, hook = _saving_session(case, folder)
-        await case.run(session)
-        saved = copy.deepcopy(hook.state_dict())
-        session, hook = _saving_session(case, folder)
-        async with session:
-            now = hook.state_dict()
+        saving = case._replace(make_source=lambda: ChiefSessionCreator(graph_of(case.make_source()), checkpoint_dir=folder))
+        hook = case.make()
+        await saving.make_calls(hook, _NO_FAULTS, CheckpointSaverHook(folder))
+        saved, other = copy.deepcopy(registration_of(hook).hook.state_dict()), case.make()
+
+        def look() -> None:
+            now = registration_of(other).hook.state_dict()
             if not _same(saved, now):
-                raise AssertionError(
-                    f"its state was {saved!r}, and is {now!r} in a session that was restored from its checkpoint"
-                )
+                raise AssertionError(f"its state was {saved!r}, and is {now!r} in a session restored from its checkpoint")
 
-
-def _saving_session(case: _SessionCase, folder: str) -> tuple[AsyncMonitoredSession, Any]:
-    """Return a session that is restored from `folder` and saves there, and the hook."""
-    given = case.make()
-    creator = ChiefSessionCreator(graph_of(case.make_source()), checkpoint_dir=folder)
-    return case.session(given, CheckpointSaverHook(folder), source=creator), registration_of(given).hook
+        await saving.make_calls(other, {("after_create_session", 1): look}, runs=0)
 
 
 def _same(one: Any, other: Any) -> bool:
     """Return whether two states are equal, also with arrays and NaN in them."""
-    if isinstance(one, (dict, list, tuple)) and isinstance(other, (dict, list, tuple)):
-        parts, others = _parts(one), _parts(other)
-        return parts.keys() == others.keys() and all(_same(part, others[key]) for key, part in parts.items())
+    if all(isinstance(part, dict) for part in (one, other)):
+        return one.keys() == other.keys() and all(_same(part, other[key]) for key, part in one.items())
+    if all(isinstance(part, (list, tuple)) for part in (one, other)):
+        return len(one) == len(other) and all(map(_same, one, other))
     equal: Any = (one == other) | ((one != one) & (other != other))
     return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
 
 
-def _parts(container: Any) -> Mapping[Any, Any]:
-    keys: Any = container if hasattr(container, "keys") else range(len(container))
-    return {key: container[key] for key in keys}
-
-
 _Check = Callable[[Any], Coroutine[Any, Any, None]]
-_CHECKS: dict[str, _Check] = {
-    check.__name__: check
-    for check in (
-        *(ends_cleanly, ends_without_a_run, ends_at_a_stop, works_again, recovers, leaves_errors_alone, passes_on_cancels),
-        *(restores_context_variables, has_a_repr, raises_errors_that_pickle, restores_its_state),
-    )
-}
-_GROUP_CHECKS: dict[str, _Check] = {
-    check.__name__: check
-    for check in (
-        *(ends_cleanly, works_again, leaves_errors_alone, passes_on_cancels, ends_at_a_time_limit, leaves_nothing_when_it_fails),
-        *(restores_context_variables, has_a_repr, raises_errors_that_pickle),
-    )
-}
+
+
+def _by_name(*checks: _Check) -> dict[str, _Check]:
+    return {check.__name__: check for check in checks}
+
+
+_CHECKS = _by_name(
+    *(ends_cleanly, ends_without_a_run, ends_at_a_stop, works_again, recovers, leaves_errors_alone, passes_on_cancels),
+    *(restores_context_variables, has_a_repr, raises_errors_that_pickle, restores_its_state),
+)
+_GROUP_CHECKS = _by_name(
+    *(ends_cleanly, works_again, leaves_errors_alone, passes_on_cancels, ends_at_a_time_limit, leaves_nothing_when_it_fails),
+    *(restores_context_variables, has_a_repr, raises_errors_that_pickle),
+)
 
 
 async def check_hook(
@@ -483,16 +418,15 @@ async def check_hook(
     Args:
         make: returns a new hook, or a registration of one; called for each session or group.
         check: a name from `hook_checks`; if left out, all are run.
-        make_source: returns what the sessions run, a step or a graph; called for each session. By default a step whose result is
-            `{"loss": 1.0}`.
+        make_source: returns a step or a graph, for each session; by default a step whose result is `{"loss": 1.0}`.
         fetches: what each run fetches besides what the hook asks for.
         feed_dict: what each run is fed.
         kind: the class, for a hook of groups.
         calls: the arguments of its methods, by the name of the method: a tuple, or a mapping of those that are given by name.
             The methods are called in this order; those left out are called with None for each argument they need.
-        results: as for `HookGroup`, as `init` and `methods`.
-        init: see there.
-        methods: see there.
+        results: as for `HookGroup`.
+        init: as for `HookGroup`.
+        methods: as for `HookGroup`.
         errors: examples of the errors that the hook raises, to be pickled and copied.
         limit_secs: how long one check may take.
 

@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import os
@@ -24,11 +25,11 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from aiohooks._aio import overlap
@@ -70,14 +71,14 @@ class no_leaks:
         self._before: _State
         self._errors: list[str] = []
         self._generators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._restore: list[Callable[[], Any]] = []
+        self._restore = contextlib.ExitStack()
 
     async def __aenter__(self) -> Self:
         gc.collect()  # garbage of earlier code must not count as the block's
         self._errors.clear()  # of an earlier block: examples of Hypothesis use one check again
         self._collect_errors()
         self._note_starts()
-        self._before = _State.current(self._stores)
+        self._before = _State(self._stores)
         return self
 
     async def __aexit__(
@@ -91,13 +92,16 @@ class no_leaks:
                     await asyncio.sleep(0)
                 except asyncio.CancelledError as caught:
                     cancel = caught
-            found += self._unfinished_generators()
+            found += [
+                f"async generator {generator.__qualname__} started and not closed"
+                for generator in self._generators
+                if generator.ag_frame is not None
+            ]
             gc.collect()
             gc.collect()  # finalisers of the first round may have made more garbage
             found += _delayed_leaks(self._before) + self._errors
         finally:
-            while self._restore:
-                self._restore.pop()()
+            self._restore.close()
         self.leaks = tuple(found)
         if cancel is not None and not isinstance(error, asyncio.CancelledError):
             error = cancel  # a cancellation that was pending when the block ended is raised here, as by any await
@@ -111,20 +115,16 @@ class no_leaks:
 
     def _collect_errors(self) -> None:
         loop = asyncio.get_running_loop()
-        handler = loop.get_exception_handler()
+        self._restore.callback(loop.set_exception_handler, loop.get_exception_handler())
         loop.set_exception_handler(lambda _, context: self._errors.append(_describe_context(context)))
-        self._restore.append(lambda: loop.set_exception_handler(handler))
 
-        hook = sys.unraisablehook
+        self._restore.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
         sys.unraisablehook = lambda unraisable: self._errors.append(_describe_unraisable(unraisable))
-        self._restore.append(lambda: setattr(sys, "unraisablehook", hook))
 
         # As errors, these warnings of finalisers arrive at the hook above.
-        catcher = warnings.catch_warnings()
-        catcher.__enter__()
+        self._restore.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("error", message="coroutine .* was never awaited", category=RuntimeWarning)
         warnings.simplefilter("error", ResourceWarning)
-        self._restore.append(lambda: catcher.__exit__(None, None, None))
 
         firstiter, finalizer = sys.get_asyncgen_hooks()
 
@@ -133,62 +133,44 @@ class no_leaks:
             if firstiter is not None:
                 firstiter(generator)
 
+        self._restore.callback(sys.set_asyncgen_hooks, firstiter, finalizer)
         sys.set_asyncgen_hooks(add_generator, finalizer)
-        self._restore.append(lambda: sys.set_asyncgen_hooks(firstiter, finalizer))
 
     def _note_starts(self) -> None:
         """Note where tasks are started: those of the loop, and those of calls of hooks, unless an outer check does so."""
-        loop, make_task = asyncio.get_running_loop(), overlap.make_task
+        loop = asyncio.get_running_loop()
         if "create_task" not in vars(loop):
             vars(loop)["create_task"] = _noting(loop.create_task)
-            self._restore.append(lambda: vars(loop).pop("create_task"))
-        if make_task is asyncio.Task:
-            overlap.make_task = _noting(make_task)
-            self._restore.append(lambda: setattr(overlap, "make_task", make_task))
-
-    def _unfinished_generators(self) -> list[str]:
-        return [
-            f"async generator {generator.__qualname__} started and not closed"
-            for generator in self._generators
-            if generator.ag_frame is not None
-        ]
+            self._restore.callback(vars(loop).pop, "create_task")
+        if overlap.make_task is asyncio.Task:
+            self._restore.callback(setattr, overlap, "make_task", asyncio.Task)
+            overlap.make_task = _noting(asyncio.Task)
 
 
-@dataclass(frozen=True, slots=True)
 class _State:
     """What exists at one moment in the process, its loop and the stores."""
 
-    tasks: frozenset[asyncio.Task[Any]]
-    cancelling: int
-    files: Mapping[int, str]
-    threads: frozenset[threading.Thread]
-    handlers: Mapping[int, Any]
-    stores: tuple[tuple[StepStore, int, tuple[str, ...]], ...]
-
-    @classmethod
-    def current(cls, stores: Iterable[StepStore]) -> Self:
-        return cls(
-            tasks=frozenset(asyncio.all_tasks()),
-            cancelling=current_task().cancelling(),
-            files=_open_files(),
-            threads=frozenset(threading.enumerate()),
-            handlers=_signal_handlers(),
-            stores=tuple((store, *_waiters_and_publishers(store)) for store in stores),
-        )
+    def __init__(self, stores: Iterable[StepStore]) -> None:
+        self.tasks = asyncio.all_tasks()
+        self.cancelling = current_task().cancelling()
+        self.files = _open_files()
+        self.threads = set(threading.enumerate())
+        self.handlers = _signal_handlers()
+        self.stores = [(store, store.statistics()) for store in stores]
 
 
 def _immediate_leaks(before: _State) -> list[str]:
     """Return the leaks that count as soon as the block is left."""
-    found: list[str] = []
     task = current_task()
-    found += [describe_task(one) for one in asyncio.all_tasks() - before.tasks - {task}]
+    found = [describe_task(one) for one in asyncio.all_tasks() - before.tasks - {task}]
     if task.cancelling() != before.cancelling:
         found.append(f"cancelling() of the task was {before.cancelling} and is {task.cancelling()}")
-    for store, waiters_before, publishers_before in before.stores:
-        waiters, publishers = _waiters_and_publishers(store)
-        if waiters > waiters_before:
-            found.append(f"{waiters - waiters_before} waiter(s) parked in {store!r}")
-        found += [f"publisher {name!r} registered in {store!r}" for name in publishers if name not in publishers_before]
+    for store, was in before.stores:
+        now = store.statistics()
+        waiters = now.waiting + now.watching - was.waiting - was.watching
+        if waiters > 0:
+            found.append(f"{waiters} waiter(s) parked in {store!r}")
+        found += [f"publisher {name!r} registered in {store!r}" for name in now.publishers if name not in was.publishers]
     return found
 
 
@@ -205,41 +187,24 @@ def _delayed_leaks(before: _State) -> list[str]:
         if before.handlers[number] != handler
     ]
     deadline = time.monotonic() + _THREAD_WAIT_SECS
-    found += [
-        f"thread {thread.name!r} still runs"
-        for thread in set(threading.enumerate()) - before.threads
-        if not _becomes_idle(thread, deadline)
-    ]
-    # An idle worker from before that is busy now runs an abandoned function.
-    found += [
-        f"thread {thread.name!r} still runs an abandoned function"
-        for thread in before.threads
-        if thread.name.startswith(_WORKER_NAMES) and not _becomes_idle(thread, deadline)
-    ]
+    for thread in threading.enumerate():
+        is_new = thread not in before.threads  # an idle worker from before that is busy now runs an abandoned function
+        if (is_new or thread.name.startswith(_WORKER_NAMES)) and not _becomes_idle(thread, deadline):
+            found.append(f"thread {thread.name!r} still runs{'' if is_new else ' an abandoned function'}")
     return found
 
 
 def _open_files() -> dict[int, str]:
     files: dict[int, str] = {}
-    try:
-        numbers = os.listdir("/proc/self/fd")
-    except OSError:
-        return files
-    for number in numbers:
-        try:
-            files[int(number)] = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:  # the listing's own descriptor
-            continue
+    with contextlib.suppress(OSError):  # there is no such folder
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # the listing's own descriptor
+                files[int(number)] = os.readlink(f"/proc/self/fd/{number}")
     return files
 
 
 def _signal_handlers() -> dict[int, Any]:
     return {int(number): signal.getsignal(number) for number in signal.valid_signals()}
-
-
-def _waiters_and_publishers(store: StepStore) -> tuple[int, tuple[str, ...]]:
-    statistics = store.statistics()
-    return statistics.waiting + statistics.watching, statistics.publishers
 
 
 def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
@@ -257,11 +222,7 @@ def _is_idle_worker(thread: threading.Thread) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
     if frame is None or frame.f_code.co_name in ("run", "run_sync"):
         return False  # ended, or inside a function that has no frame of its own
-    while frame is not None:
-        if not frame.f_code.co_filename.endswith(_WORKER_FILES):
-            return False
-        frame = frame.f_back
-    return True
+    return all(one.f_code.co_filename.endswith(_WORKER_FILES) for one, _ in traceback.walk_stack(frame))
 
 
 _started_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -289,14 +250,9 @@ def describe_task(task: asyncio.Task[Any]) -> str:
 
 
 def _describe_context(context: Mapping[str, Any]) -> str:
-    error = context.get("exception")
     owner = context.get("task") or context.get("future") or context.get("handle")
-    parts = [str(context.get("message", "an error in the loop"))]
-    if owner is not None:
-        parts.append(repr(owner))
-    if error is not None:
-        parts.append(repr(error))
-    return ": ".join(parts)
+    known = [repr(one) for one in (owner, context.get("exception")) if one is not None]
+    return ": ".join([str(context.get("message", "an error in the loop")), *known])
 
 
 def _describe_unraisable(unraisable: Any) -> str:

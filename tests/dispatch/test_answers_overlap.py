@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.errors import HookTimeoutError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import parked, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
 
@@ -157,11 +157,7 @@ async def test_what_losers_do_when_they_are_cancelled(caplog: pytest.LogCaptureF
             raise OSError("in its end")
 
     async def ignores(text: str) -> None:
-        while not may_end.is_set():
-            try:
-                await may_end.wait()
-            except asyncio.CancelledError:
-                continue
+        await uncancellable(may_end)
 
     with ManualClock() as clock:
         group = ah.HookGroup(Asked, [Waits("winner", 2, "answer")], grace_secs=3)

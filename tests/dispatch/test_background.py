@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import gc
 import sys
@@ -18,7 +17,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph, double
-from tests.support.waiting import forever, ticks, until_true
+from tests.support.waiting import forever, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -60,27 +59,6 @@ async def test_calls_run_beside_what_follows_in_order() -> None:
         assert await group.hooks.ask() == 5
         gate.set()
     assert observer.ended == [0, 1, 2]
-
-
-async def test_a_full_queue_makes_the_caller_wait() -> None:
-    """With `max_pending` calls queued or active the next one waits for room; a cancelled caller queues nothing."""
-    gates = [asyncio.Event() for _ in range(5)]
-    observer = Observer(lambda number: gates[number].wait())
-    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=2)]) as group:
-        await group.hooks.on(0)
-        await group.hooks.on(1)
-        cancelled = asyncio.create_task(group.hooks.on(2))
-        waiting = asyncio.create_task(group.hooks.on(3))
-        await ticks()
-        cancelled.cancel()
-        await ticks()
-        assert cancelled.cancelled()
-        assert not waiting.done()
-        gates[0].set()
-        await waiting
-        for gate in gates:
-            gate.set()
-    assert observer.ended == [0, 1, 3]
 
 
 async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> None:
@@ -174,35 +152,10 @@ async def test_the_time_limit_is_that_of_the_call() -> None:
                 clock.advance(5)
 
 
-async def test_leaving_drops_what_takes_too_long(caplog: pytest.LogCaptureFixture) -> None:
-    """After the grace period the active call is cancelled and the queued ones are dropped; a warning says how many."""
-    observer = Observer(forever)
-    with ManualClock() as clock:
-
-        async def main() -> None:
-            async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)], grace_secs=9) as group:
-                await group.hooks.on(0)
-                await group.hooks.on(1)
-
-        task = asyncio.create_task(main())
-        await until_true(lambda: observer.began)
-        await ticks(10)
-        clock.advance(9)
-        await task
-    assert (observer.began, observer.ended) == ([0], [])
-    assert [record.getMessage() for record in caplog.records] == ["Observer has 2 background calls left, which are dropped"]
-
-
 async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation() -> None:
     """It continues, and nothing else is left behind."""
     gate = asyncio.Event()
-
-    async def ignores(_: int) -> None:
-        while not gate.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await gate.wait()
-
-    observer, before = Observer(ignores), asyncio.all_tasks()
+    observer, before = Observer(lambda _: uncancellable(gate)), asyncio.all_tasks()
     with ManualClock() as clock:
 
         async def main() -> None:
@@ -322,7 +275,7 @@ async def test_a_background_hook_is_called_after_a_recovery() -> None:
 
 
 async def test_a_background_failure_comes_out_of_a_later_run() -> None:
-    """As an error of that run, with its note; a session that recovers from it repeats that run."""
+    """As an error of that run, with a note of the one that it is of; or out of the end of the session."""
 
     class Failing(ah.SessionRunHook):
         async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
@@ -333,8 +286,9 @@ async def test_a_background_failure_comes_out_of_a_later_run() -> None:
     async with ah.AsyncSingularMonitoredSession(double, hooks) as session:
         await session.run("loss")
         await ticks()
-        with pytest.raises(ah.AbortedError, match="lost"):
+        with pytest.raises(ah.AbortedError, match="lost") as raised:
             await session.run("loss")
+        assert raised.value.__notes__ == ["raised by Failing.after_run at step 1"]
         await session.run("loss")
     with pytest.raises(ah.AbortedError, match="lost"):
         async with ah.AsyncSingularMonitoredSession(double, [ah.configure(Failing(), background=True)]) as session:
@@ -370,8 +324,9 @@ async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -
     assert restored.state["hooks"]["Watching"] == {"steps": [1]}
 
 
-async def test_callers_get_places_in_the_order_in_which_they_came() -> None:
-    """A place that becomes free wakes one caller, the first that waits; one that is cancelled then passes it on."""
+@pytest.mark.parametrize("places", [1, 2])
+async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -> None:
+    """With `max_pending` calls queued or active others wait. A free place wakes the first, or, if that is cancelled, the next."""
     gates = [asyncio.Event() for _ in range(6)]
     observer = Observer(lambda number: gates[number].wait())
     through: list[int] = []
@@ -380,16 +335,17 @@ async def test_callers_get_places_in_the_order_in_which_they_came() -> None:
         await group.hooks.on(number)
         through.append(number)
 
-    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=1)]) as group:
-        await put(0)
-        tasks = [asyncio.create_task(put(number)) for number in range(1, 6)]
+    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=places)]) as group:
+        for number in range(places):
+            await put(number)
+        tasks = {number: asyncio.create_task(put(number)) for number in range(places, 6)}
         await ticks(10)
         for number in range(6):
             gates[number].set()
             if number == 1:
-                tasks[2].cancel()  # the third in the line
+                tasks[3].cancel()
             await ticks(20)
-            assert len(through) <= number + 2
+            assert len(through) <= number + 1 + places
     assert through == [0, 1, 2, 4, 5]
     assert observer.ended == [0, 1, 2, 4, 5]
 

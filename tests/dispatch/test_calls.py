@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock
 from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, NumberedHook, five_hooks
 from tests.support.sessions import run_once
-from tests.support.waiting import elapse, ticks, until_true
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -36,27 +34,6 @@ async def test_hooks_of_a_phase_overlap(phase: str) -> None:
 
     await run_once(five_hooks(act))
     assert sorted(through) == list(HOOKS)
-
-
-@pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
-async def test_a_phase_takes_as_long_as_its_slowest_hook(phase: str) -> None:
-    """Five hooks that wait for 10 seconds each have all ended after 10 seconds."""
-    through: list[int] = []
-
-    async def act(number: int, now: str) -> None:
-        if now == phase:
-            await elapse(10)
-            through.append(number)
-
-    with ManualClock() as clock:
-        running = asyncio.create_task(run_once(five_hooks(act)))
-        await until_true(lambda: clock.pending == len(HOOKS))
-        clock.advance(9.99)
-        await ticks(5)
-        assert through == []
-        clock.advance(0.01)
-        await running
-    assert through == list(HOOKS)
 
 
 async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_else_has_a_task() -> None:
@@ -95,32 +72,6 @@ async def test_hooks_of_a_lower_order_finish_first() -> None:
     assert record == [
         (phase, number, what) for phase in OVERLAPPING_PHASES for one in groups for what in ("starts", "ends") for number in one
     ]
-
-
-async def test_independent_operations_overlap() -> None:
-    """Operations that do not depend on each other may wait for each other."""
-    graph = ah.Graph()
-    names = ("a", "b", "c")
-    started = {name: asyncio.Event() for name in names}
-
-    def operation(name: str) -> Callable[[], Awaitable[str]]:
-        async def wait() -> str:
-            started[name].set()
-            for other in started.values():
-                await other.wait()
-            return name
-
-        return wait
-
-    for name in names:
-        graph.operation(name=name)(operation(name))
-
-    @graph.train_op
-    async def join(a: str, b: str, c: str) -> str:
-        return a + b + c
-
-    async with ah.AsyncMonitoredSession(graph) as session:
-        assert await session.run("join") == "abc"
 
 
 async def test_dependent_operations_do_not_overlap() -> None:
@@ -205,7 +156,9 @@ SUSPENDING = {
 
 @pytest.mark.parametrize("suspends", SUSPENDING.values(), ids=SUSPENDING)
 async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends: tuple[int, ...]) -> None:
-    """A variable set in before_run is seen by the step, by every after_run and by the caller, suspended or not."""
+    """A variable set in before_run is seen by the step, by every after_run and by the caller; what these set, by the caller."""
+    by_step = contextvars.ContextVar("set by the step", default=-1)
+    after = [contextvars.ContextVar(f"set after the run by hook {number}", default=-1) for number in HOOKS]
     variables = [contextvars.ContextVar(f"set by hook {number}", default=-1) for number in HOOKS]
     seen: list[tuple[str, list[int]]] = []
 
@@ -221,43 +174,18 @@ async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends
             variables[number].set(number)
         elif phase == "after_run":
             look(f"hook {number}")
+            after[number].set(by_step.get())
 
     async def step() -> None:
         look("step")
+        by_step.set(1)
 
     async with ah.AsyncMonitoredSession(step, five_hooks(act)) as session:
         await session.run("step")
         look("caller")
     assert sorted(name for name, _ in seen) == ["caller", *[f"hook {number}" for number in HOOKS], "step"]
     assert [values for _, values in seen] == [list(HOOKS)] * 7
-
-
-@pytest.mark.parametrize("suspends", SUSPENDING.values(), ids=SUSPENDING)
-async def test_context_variables_of_operations_and_of_after_run_reach_the_caller(suspends: tuple[int, ...]) -> None:
-    """Operations that overlap, and hooks after the run, set variables of the caller's context too."""
-    by_operation = [contextvars.ContextVar(f"set by operation {number}", default=-1) for number in HOOKS]
-    by_hook = [contextvars.ContextVar(f"set by hook {number}", default=-1) for number in HOOKS]
-    graph = ah.Graph()
-
-    async def act(number: int, phase: str) -> None:
-        if phase == "after_run":
-            if number in suspends:
-                await asyncio.sleep(0)
-            by_hook[number].set(by_operation[number].get())
-
-    def operation(number: int) -> Callable[[], Awaitable[None]]:
-        async def run() -> None:
-            if number in suspends:
-                await asyncio.sleep(0)
-            by_operation[number].set(number)
-
-        return run
-
-    operations = [graph.operation(name=f"operation_{number}")(operation(number)) for number in HOOKS]
-    async with ah.AsyncMonitoredSession(graph, five_hooks(act)) as session:
-        await session.run(operations)
-    assert [variable.get() for variable in by_operation] == list(HOOKS)
-    assert [variable.get() for variable in by_hook] == list(HOOKS)
+    assert [variable.get() for variable in after] == [1] * 5
 
 
 # -- taking turns

@@ -393,6 +393,25 @@ async def test_methods_that_a_class_leaves_out() -> None:
         ah.compose(Runs, [Audit(seen), Audit(seen)], methods=["choose"])
 
 
+def test_methods_that_are_left_out_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each class of hooks that derives from the class, with what to write; not for those that are given or private."""
+
+    class Deriving(Runs):
+        def run(self, text: str) -> None: ...
+        async def run_async(self, text: str) -> None: ...
+        async def _flush(self) -> None: ...
+
+    ah.compose(Runs, [Deriving()], methods=["run_async"])
+    assert not caplog.messages
+
+    class Another(Deriving): ...
+
+    ah.compose(Runs, [Another(), Another()])
+    assert caplog.messages == [
+        "a group does not call run_async of Another, as Runs has none; if something calls them, give methods=('run_async',)"
+    ]
+
+
 @pytest.mark.parametrize(
     ("methods", "words"),
     [

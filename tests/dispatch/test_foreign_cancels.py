@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -12,103 +12,26 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
+from tests.support import tools_of_hooks
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook, PhaseHook
-from tests.support.sessions import double
-from tests.support.waiting import fail, forever, ticks
+from tests.support.sessions import do_nothing, double
+from tests.support.tools_of_hooks import Tool
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
-async def group_whose_child_fails() -> None:
-    """Before Python 3.13 such a group leaves the cancel count of its task one too high."""
-    with contextlib.suppress(ExceptionGroup):
-        async with asyncio.TaskGroup() as group:
-            group.create_task(fail(ValueError("handled")))
-
-
-async def group_whose_body_waits() -> None:
-    """The group cancels its body."""
-    with contextlib.suppress(ExceptionGroup):
-        async with asyncio.TaskGroup() as group:
-            group.create_task(fail(ValueError("handled")))
-            await forever()
-
-
-async def timeout_of_the_standard_library() -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0):
-            await forever()
-
-
-async def timeout_that_leaves_its_cancel() -> None:
-    """What async_timeout 4.0.2 does: it cancels the task, and never takes that back."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().call_soon(task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await forever()
-
-
-async def scope_of_anyio() -> None:
-    with anyio.move_on_after(0):
-        await forever()
-
-
-async def group_of_anyio() -> None:
-    with contextlib.suppress(ExceptionGroup):
-        async with anyio.create_task_group() as group:
-            group.start_soon(fail, ValueError("handled"))
-            await forever()
-
-
 class Calls:
     async def on(self) -> None: ...
 
 
-async def hook_group_that_fails() -> None:
-    class Failing:
-        async def on(self) -> None:
-            await fail(ValueError("handled"))
-
-    class Waiting:
-        async def on(self) -> None:
-            await forever()
-
-    with contextlib.suppress(ValueError):
-        await ah.compose(Calls, [Waiting(), Failing()]).on()
-
-
-async def session_that_fails() -> None:
-    with contextlib.suppress(ValueError):
-        async with ah.AsyncMonitoredSession(
-            double, [BeforeRunHook(forever), BeforeRunHook(lambda: fail(ValueError("handled")))]
-        ) as session:
-            await session.run("double")
-
-
-TOOLS = (
-    group_whose_child_fails,
-    group_whose_body_waits,
-    timeout_of_the_standard_library,
-    timeout_that_leaves_its_cancel,
-    scope_of_anyio,
-    group_of_anyio,
-    hook_group_that_fails,
-    session_that_fails,
-)
+# Those that call the act after their own cancel; `test_interleavings.py` has the others, and what comes in the middle of one.
+TOOLS = [tool for tool in tools_of_hooks.TOOLS if not tool.__name__.startswith("inside")]
 tools = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
-
-
-def then(*calls: Call) -> Call:
-    async def in_turn() -> None:
-        for call in calls:
-            await call()
-
-    return in_turn
 
 
 async def awaits_a_cancelled_future() -> None:
@@ -122,7 +45,7 @@ async def in_a_task(call: Call) -> Any:
     return await asyncio.create_task(call())
 
 
-def run_with(place: int, call: Call, other: Call = ticks, **options: Any) -> Call:
+def run_with(place: int, call: Callable[[], Awaitable[Any]], other: Call = ticks, **options: Any) -> Call:
     """A run with two hooks: one calls `call` in before_run, the other `other`."""
     hooks: list[Any] = [BeforeRunHook(other), BeforeRunHook(other)]
     hooks[place] = ah.configure(BeforeRunHook(call), **options)
@@ -136,17 +59,17 @@ def run_with(place: int, call: Call, other: Call = ticks, **options: Any) -> Cal
 
 @places
 @tools
-async def test_a_run_goes_through(tool: Call, place: int) -> None:
+async def test_a_run_goes_through(tool: Tool, place: int) -> None:
     """A hook that has settled its own cancels does not end the run."""
-    assert await in_a_task(run_with(place, tool)) == {"loss": 2, "batch": 1}
+    assert await in_a_task(run_with(place, lambda: tool(do_nothing))) == {"loss": 2, "batch": 1}
 
 
 @tools
-async def test_a_step_goes_through(tool: Call) -> None:
+async def test_a_step_goes_through(tool: Tool) -> None:
     """So does a step function, an operation beside another, a step function of runs, and a hook that is called alone."""
 
     async def step() -> int:
-        await tool()
+        await tool(do_nothing)
         return 1
 
     graph = ah.Graph()
@@ -154,11 +77,11 @@ async def test_a_step_goes_through(tool: Call) -> None:
     graph.operation(name="two")(step)
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(step, [PhaseHook("begin", tool), PhaseHook("end", lambda _: tool())]) as session:
+        async with ah.AsyncMonitoredSession(step, [PhaseHook("begin", step), PhaseHook("end", lambda _: step())]) as session:
             assert await session.run("step") == 1
 
             async def both(step_context: ah.session.StepContext) -> None:
-                await tool()
+                await step()
                 assert await step_context.run_with_hooks("step") == 1
 
             await session.run_step_fn(both)
@@ -170,42 +93,15 @@ async def test_a_step_goes_through(tool: Call) -> None:
 
 @places
 @tools
-async def test_a_cancel_of_the_caller_wins(tool: Call, place: int) -> None:
+async def test_a_cancel_of_the_caller_wins(tool: Tool, place: int) -> None:
     """The caller is cancelled after the hook has used the tool: that comes out, also if another hook fails with it."""
     for other in (forever, ticks):
-        task = asyncio.create_task(run_with(place, then(tool, forever), other)())
+        task = asyncio.create_task(run_with(place, lambda: tool(forever), other)())
         await ticks(20)
         assert not task.done()
         task.cancel("outside")
         with pytest.raises(asyncio.CancelledError, match="outside"):
             await task
-
-
-def another_hook() -> tuple[ValueError, asyncio.Event, Call]:
-    """Make an error, an event, and a call that raises the error after the event."""
-    error, gate = ValueError("of the other"), asyncio.Event()
-
-    async def fails() -> None:
-        await gate.wait()
-        raise error
-
-    return error, gate, fails
-
-
-@places
-@tools
-async def test_the_error_of_another_hook_is_raised(tool: Call, place: int) -> None:
-    """Another hook fails after the tool was used: its error ends the run, and not the cancel that this makes."""
-    error, gate, fails = another_hook()
-
-    async def opens() -> None:
-        await tool()
-        gate.set()
-        await forever()
-
-    with pytest.raises(ValueError, match="of the other") as raised:
-        await in_a_task(run_with(place, opens, fails))
-    assert raised.value is error or error in getattr(raised.value, "exceptions", ())
 
 
 async def group_with(call: Call) -> None:
@@ -252,17 +148,16 @@ async def test_a_cancel_during_a_cleanup_is_not_lost(block: Callable[[Call], Cor
 
 @places
 @tools
-async def test_a_time_limit_is_a_time_limit(tool: Call, place: int) -> None:
+async def test_a_time_limit_is_a_time_limit(tool: Tool, place: int) -> None:
     """The hook exceeds its time limit after it used the tool: HookTimeoutError, and no cancel."""
     waiting = asyncio.Event()
 
     async def late() -> None:
-        await tool()
         waiting.set()
         await forever()
 
     with ManualClock() as clock:
-        task = asyncio.create_task(run_with(place, late, timeout=5)())
+        task = asyncio.create_task(run_with(place, lambda: tool(late), timeout=5)())
         await waiting.wait()
         await ticks()
         clock.advance(5)
@@ -272,10 +167,10 @@ async def test_a_time_limit_is_a_time_limit(tool: Call, place: int) -> None:
 
 @places
 @tools
-async def test_a_cancelled_future_is_reported(tool: Call, place: int) -> None:
+async def test_a_cancelled_future_is_reported(tool: Tool, place: int) -> None:
     """A future that a third party cancels, awaited after the tool, is a HookCancelledError."""
     with refused(ah.errors.HookCancelledError, "before_run", "was cancelled, and not by its caller"):
-        await in_a_task(run_with(place, then(tool, awaits_a_cancelled_future)))
+        await in_a_task(run_with(place, lambda: tool(awaits_a_cancelled_future)))
 
 
 @pytest.mark.parametrize("first", [False, True])

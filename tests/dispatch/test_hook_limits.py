@@ -89,7 +89,7 @@ async def test_close_is_always_limited() -> None:
             await closing
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [*PHASES, "after_run"])
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
 async def test_an_observers_error_is_only_logged(phase: str, suspend: bool, caplog: pytest.LogCaptureFixture) -> None:
     """With `on_error="log"` the error of any phase is logged with its traceback, and the session continues."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 CALLS = 50
-Work = Callable[[], Coroutine[Any, Any, None]]
+Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 @pytest.fixture(autouse=True)
@@ -184,3 +185,47 @@ async def test_of_other_waits_in_a_session(what: Work) -> None:
         await repeat(call, collect=what is fails, errors=(OSError,))
         if what is not fails:
             await repeat(lambda: session.start_soon(what), collect=False)
+
+
+# -- without a collection
+
+
+class Held:
+    """What a call that fails refers to."""
+
+
+async def a_wrapped_call(fail: Work) -> None:
+    await ah.compose(Kinds, [hook(immediately), hook(a_turn)]).wrap(1, lambda _: fail())
+
+
+async def the_end_of_a_group(fail: Work) -> None:
+    class Leaving:
+        async def __aenter__(self) -> None: ...
+
+        async def __aexit__(self, *_: object) -> None:
+            await fail()
+
+        async def nothing(self, value: int) -> None: ...
+
+    async with ah.HookGroup(Kinds, [Leaving()]):
+        pass
+
+
+@pytest.mark.parametrize("call", [a_wrapped_call, the_end_of_a_group])
+async def test_what_a_failed_call_held_is_freed_with_its_error(call: Callable[[Work], Coroutine[Any, Any, None]]) -> None:
+    """Without the garbage collector: there is no reference cycle."""
+    held: weakref.WeakSet[Held] = weakref.WeakSet()
+
+    async def fail() -> None:
+        one = Held()
+        held.add(one)
+        raise OSError("lost")
+
+    with without_collections():
+        task = asyncio.create_task(call(fail))
+        await asyncio.wait([task])
+        assert isinstance(task.exception(), OSError)
+        assert held
+        del task
+        await ticks()
+        assert not held

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 import pytest
@@ -110,36 +108,6 @@ def test_methods_that_return_something_else_are_not(kind: type[Any], name: str) 
     ah.compose(kind, [type("Observer", (), {name: method})()])
 
 
-class Untyped:
-    """Nothing says what is returned; the last argument looks like the next hook, or not."""
-
-    async def plain(self, text):  # type: ignore[no-untyped-def]
-        ...
-
-    async def named(self, text, call_next):  # type: ignore[no-untyped-def]
-        ...
-
-    async def annotated(self, text, inner: Callable[..., Awaitable[Any]]):  # type: ignore[no-untyped-def]
-        ...
-
-    async def alone(self):  # type: ignore[no-untyped-def]
-        ...
-
-
-@pytest.mark.parametrize(("name", "several"), [("plain", True), ("alone", True), ("named", False), ("annotated", False)])
-def test_several_hooks_on_a_method_that_seems_to_wrap_need_a_word_how(name: str, several: bool) -> None:
-    """A method whose last argument looks like the next hook is not called for all of them in turn by default."""
-
-    async def method(self: object, *args: Any) -> Any: ...
-
-    kind = type("Observer", (), {name: method})
-    if several:
-        ah.compose(Untyped, [kind(), kind()])
-    else:
-        with refused(InvalidHookError, f"Observer#1.{name} and Observer#2.{name}", "results="):
-            ah.compose(Untyped, [kind(), kind()])
-
-
 class Events:
     """A method that takes any positional arguments, and one that takes any keywords."""
 
@@ -159,36 +127,6 @@ def test_hooks_must_take_as_many_arguments_as_the_class(name: str) -> None:
     ah.compose(Events, [type("Observer", (), {name: fits})()])
     with refused(InvalidHookError, f"Observer.{name}(", "cannot take the call", f"Events.{name}(self, name", "*"):
         ah.compose(Events, [type("Observer", (), {name: too_few})()])
-
-
-class Questions:
-    async def count(self) -> int:
-        return 0
-
-    async def word(self, of: int) -> str:
-        return ""
-
-    async def notify(self) -> None: ...
-
-
-async def test_one_way_for_all_answers() -> None:
-    """`results` as one word is for every method that returns something; methods that return None overlap as always."""
-    notified: list[int] = []
-
-    class Says:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        async def count(self) -> int:
-            return self.number
-
-        async def notify(self) -> None:
-            notified.append(self.number)
-
-    hooks = ah.compose(Questions, [Says(1), Says(2)], results="first")
-    assert await hooks.count() == 1
-    await hooks.notify()
-    assert notified == [1, 2]
 
 
 def test_a_hook_that_decides_which_of_its_methods_are_called_is_refused() -> None:
@@ -211,15 +149,3 @@ def test_a_hook_that_decides_which_of_its_methods_are_called_is_refused() -> Non
     ah.compose(Handler, [Listener()])
     with refused(InvalidHookError, "Own.__call__ decides which of its methods are called"):
         ah.compose(Handler, [Own()])
-
-
-def test_a_return_type_may_be_written_in_any_way() -> None:
-    """`typing.Any` does not say that a method has an answer, no more than `Any`: several hooks may implement it."""
-
-    class Lifecycle:
-        async def on(self) -> typing.Any: ...
-
-    class Listener:
-        async def on(self) -> None: ...
-
-    ah.compose(Lifecycle, [Listener(), Listener()])

@@ -11,7 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.waiting import fail, forever, until_true
+from tests.support.waiting import fail, forever, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -274,11 +274,7 @@ async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps() -> None:
     gate, ended = asyncio.Event(), list[BaseException]()
 
     async def ignores(call_next: Next) -> None:
-        while not gate.is_set():
-            try:
-                await gate.wait()
-            except asyncio.CancelledError:
-                continue
+        await uncancellable(gate)
         try:
             await call_next("late")
         except ah.errors.HookCancelledError as error:

@@ -13,7 +13,6 @@ from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessa
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
-from tests.support.waiting import fail, forever
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -69,12 +68,6 @@ class Meet(RunHooks[Any]):
         await self.barrier.wait()
 
 
-async def test_run_hooks_overlap_in_parallel_tool_calls() -> None:
-    """Two hooks and two tool calls: all four calls of `on_tool_start` are in the group at the same time."""
-    barrier = asyncio.Barrier(4)
-    assert await run(ah.compose(RunHooks, [Meet(barrier), Meet(barrier)])) == "done"
-
-
 async def test_agent_hooks_overlap_with_run_hooks() -> None:
     """An agent's own hooks are composed likewise; a hook need not derive from the framework's class."""
 
@@ -100,30 +93,6 @@ async def test_a_handoff_is_passed_by_keyword() -> None:
     hooks = ah.compose(RunHooks, [Handoffs(), Handoffs()])
     await Runner.run(first, "help", hooks=hooks, run_config=RunConfig(tracing_disabled=True))
     assert seen == ["first to expert"] * 2
-
-
-async def test_an_error_ends_the_run_as_itself() -> None:
-    """A hook's error comes out of the runner as the same object with a note; the hook beside it is cancelled and awaited."""
-    error = ValueError("no such agent")
-    ended: list[str] = []
-
-    class Slow(RunHooks[Any]):
-        async def on_agent_start(self, *_: Any) -> None:
-            try:
-                await forever()
-            finally:
-                await asyncio.sleep(0)
-                ended.append("cleaned up")
-
-    class Failing(RunHooks[Any]):
-        async def on_agent_start(self, *_: Any) -> None:
-            await fail(error)  # when the other has begun
-
-    with pytest.raises(ValueError, match="no such agent") as caught:
-        await run(ah.compose(RunHooks, [Slow(), Failing()]))
-    assert caught.value is error
-    assert caught.value.__notes__ == ["raised by Failing.on_agent_start"]
-    assert ended == ["cleaned up"]
 
 
 async def test_hooks_see_the_callers_variables() -> None:

@@ -14,7 +14,6 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
-from tests.support.waiting import fail, forever
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -85,30 +84,6 @@ async def test_a_value_is_passed_from_hook_to_hook() -> None:
 
     hooks = [Rename("Rome", "Oslo"), Rename("Oslo", "Lima")]
     assert "Lima" in await run(ah.compose(Capability, hooks, results={"before_tool_execute": "chain"}))
-
-
-async def test_an_error_ends_the_run_as_itself() -> None:
-    """A hook's error comes out of the agent's run as the same object with a note; its sibling is cancelled and awaited."""
-    error = ValueError("no such user")
-    ended: list[str] = []
-
-    class Slow(Capability):
-        async def before_run(self, ctx: Any) -> None:
-            try:
-                await forever()
-            finally:
-                await asyncio.sleep(0)
-                ended.append("cleaned up")
-
-    class Failing(Capability):
-        async def before_run(self, ctx: Any) -> None:
-            await fail(error)  # when the other has begun
-
-    with pytest.raises(ValueError, match="no such user") as caught:
-        await run(ah.compose(Capability, [Slow(), Failing()]))
-    assert caught.value is error
-    assert "raised by Failing.before_run" in caught.value.__notes__
-    assert ended == ["cleaned up"]
 
 
 def test_only_methods_of_the_hooks_are_overridden() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,8 +19,6 @@ from starlette.routing import Route
 
 import aiohooks as ah
 from aiohooks.errors import InvalidHookError
-from aiohooks.testing import ManualClock
-from tests.support.waiting import forever, parked
 
 pytestmark = pytest.mark.every_python
 user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
@@ -86,37 +83,6 @@ async def test_checks_overlap_and_set_variables() -> None:
     barrier = asyncio.Barrier(4)
     answers = await get(ah.compose(HTTPHooks, [Audit(), Identify()]), "/x", "/y")
     assert [answer.text for answer in answers] == ["/x for /x", "/y for /y"]
-
-
-async def test_an_error_comes_out_as_itself() -> None:
-    """A hook's error comes out of the application as the same object, with a note."""
-    error = ValueError("not this page")
-
-    class Failing(HTTPHooks):
-        async def on_request(self, request: Request) -> None:
-            raise error
-
-    with pytest.raises(ValueError, match="not this page") as caught:
-        await get(ah.compose(HTTPHooks, [Failing()]), "/x")
-    assert caught.value is error
-    assert "raised by Failing.on_request" in caught.value.__notes__
-
-
-async def test_a_check_that_hangs_is_cut_off(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A time limit with `on_error="log"` bounds a hook that hangs, and the page is answered."""
-    started = asyncio.Event()
-
-    class Hanging(HTTPHooks):
-        async def on_request(self, request: Request) -> None:
-            started.set()
-            await forever()
-
-    getting = await parked(get(ah.compose(HTTPHooks, [ah.configure(Hanging(), timeout=2.0, on_error="log")]), "/x"))
-    await started.wait()
-    clock.advance(2.0)
-    (answer,) = await getting
-    assert answer.status_code == 200
-    assert [record.levelno for record in caplog.records if record.name == "aiohooks"] == [logging.ERROR]
 
 
 def test_a_pure_asgi_middleware_is_refused() -> None:

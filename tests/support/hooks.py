@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohooks as ah
+from tests.support.waiting import uncancellable
 
 HOOKS = range(5)
 OVERLAPPING_PHASES = ("after_create_session", "before_run", "after_run")
@@ -45,9 +45,7 @@ class Stubborn(ah.SessionRunHook):
         self.released = asyncio.Event()
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
-        while not self.released.is_set():
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.released.wait()
+        await uncancellable(self.released)
 
 
 class EveryPhaseHook(ah.SessionRunHook):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -55,6 +56,13 @@ def result_without_suspending(coro: Coroutine[Any, Any, T]) -> T:
 async def forever(*_: object) -> None:
     """Wait until cancelled."""
     await asyncio.Event().wait()
+
+
+async def uncancellable(released: asyncio.Event) -> None:
+    """Wait for the event, whatever is cancelled."""
+    while not released.is_set():
+        with contextlib.suppress(asyncio.CancelledError):
+            await released.wait()
 
 
 async def fail(error: BaseException) -> None:

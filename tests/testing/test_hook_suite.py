@@ -1,11 +1,12 @@
-"""The conformance suite of hooks: a hook that breaks a rule fails the check that is about it, and good hooks pass all."""
+"""The conformance suite of hooks, of sessions and of any class: a bad one fails the check that is about it, a good one none."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -67,6 +68,95 @@ class PlainError(Exception):
         super().__init__(f"at step {step}")
 
 
+class AgentHooks:
+    """A lifecycle with a method of each kind."""
+
+    async def on_start(self, agent: str) -> None: ...
+    async def on_tool(self, tool: str, *, depth: int = 0) -> None: ...
+    @ah.point("first")
+    async def decide(self, call: Any) -> str | None: ...
+    @ah.point("chain")
+    async def rewrite(self, prompt: str) -> str:
+        return prompt
+
+    @ah.point("wrap")
+    async def call_tool(self, call: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await call_next(call)
+
+    def on_log(self, line: str) -> None: ...
+
+
+async def call_next(call: Any) -> Any:
+    await asyncio.sleep(0)
+    return call
+
+
+GIVEN: dict[str, Any] = {"call_tool": ("call", call_next)}
+GROUP: dict[str, Any] = {"kind": AgentHooks}
+
+
+class Good(AgentHooks):
+    """Implements all of them, and waits in each; it has a task, a context variable and a block of its own."""
+
+    async def __aenter__(self) -> None:
+        self.seen: list[Any] = []
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0)
+
+    async def on_start(self, agent: str) -> None:
+        async with asyncio.timeout(60):
+            await asyncio.sleep(0)
+
+    async def on_tool(self, tool: str, *, depth: int = 0) -> None:
+        token = current.set(tool)
+        try:
+            await asyncio.sleep(0)
+        finally:
+            current.reset(token)
+
+    async def decide(self, call: Any) -> str | None:
+        self.seen.append(call)
+        await asyncio.sleep(0)
+        return "no"
+
+    async def rewrite(self, prompt: str) -> str:
+        return f"{prompt}!"
+
+    async def call_tool(self, call: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await call_next(call)
+
+    def on_log(self, line: str) -> None:
+        self.seen.append(line)
+
+
+class InSlots:
+    """Derives from nothing and has no `__dict__`."""
+
+    __slots__ = ("count",)
+    count: int
+
+    async def on_tool(self, tool: str, *, depth: int = 0) -> None:
+        await asyncio.sleep(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """Cannot be changed."""
+
+    async def on_start(self, agent: str) -> None:
+        await asyncio.sleep(0)
+
+
+class Around:
+    """An async generator."""
+
+    async def on_start(self, agent: str) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        yield
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("check", hook_checks())
 async def test_a_good_hook_passes(check: str) -> None:
     """A hook that waits in each method, starts a task and has a state, and errors of the library's tree, pass each check."""
@@ -76,6 +166,14 @@ async def test_a_good_hook_passes(check: str) -> None:
         ValueError("plain"),
     ]
     await check_hook(Losses, check, errors=errors)
+
+
+@pytest.mark.parametrize("check", hook_checks(kind=AgentHooks))
+@pytest.mark.parametrize("make", [Good, InSlots, Frozen, Around, lambda: ah.configure(InSlots(), timeout=60, on_error="log")])
+async def test_good_hooks_of_a_class_pass(make: Callable[[], Any], check: str) -> None:
+    """A hook of whatever class passes each check; a method is called with what is given, or with None."""
+    calls = GIVEN | {"decide": {"call": 3}} if make is Good else None
+    await check_hook(make, check, kind=AgentHooks, calls=calls, errors=[ah.errors.HookTimeoutError("late")])
 
 
 async def test_all_checks_run_on_a_graph() -> None:
@@ -138,23 +236,49 @@ class AnswersErrors(Losses):
             raise RuntimeError("instead")
 
 
-class SwallowsCancels(Losses):
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+class SwallowsCancels(ah.SessionRunHook):
+    async def after_run(self, *_: object) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
 
+    on_start = after_run
 
-class LeavesATask(Losses):
+
+class AnswersCancels(InSlots):
+    async def on_tool(self, tool: str, *, depth: int = 0) -> None:
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            raise RuntimeError("instead") from None
+
+
+class LeavesATask(ah.SessionRunHook):
     tasks: list[asyncio.Task[Any]] = []  # noqa: RUF012 - of all of them, to be ended by the test
 
-    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+    async def before_run(self, *_: object) -> None:
         self.tasks.append(asyncio.create_task(asyncio.Event().wait(), name="forgotten"))
-        return await super().before_run(run_context)
+        await asyncio.sleep(0)
+
+    async def on_start(self, agent: str) -> None:
+        await self.before_run()
 
 
-class SetsAVariable(Losses):
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+class SetsAVariable(ah.SessionRunHook):
+    async def after_run(self, *_: object) -> None:
         current.set("left behind")
+
+    on_start = after_run
+
+
+class WorksOnce(Good):
+    async def __aenter__(self) -> None:
+        assert not hasattr(self, "seen"), "used before"
+        await super().__aenter__()
+
+
+class NeedsATool(InSlots):
+    async def on_tool(self, tool: str, *, depth: int = 0) -> None:
+        tool.upper()
 
 
 class HasNoName(Losses):
@@ -189,48 +313,57 @@ class IsRenamed(Losses):
 
 
 @pytest.mark.parametrize(
-    ("make", "check", "why"),
+    ("make", "check", "options", "why"),
     [
-        (FailsInEnd, "ends_cleanly", "in end"),
-        (NeedsARun, "ends_without_a_run", "list index out of range"),
-        (NeedsTwoRuns, "ends_at_a_stop", "one run is too few"),
-        (BeginsOnce, "works_again", "begun again"),
-        (IsCreatedOnce, "recovers", "created again"),
-        (NeedsItsSession, "leaves_errors_alone", "OSError.'of another hook, in begin'. was to be raised alone"),
-        (AnswersErrors, "leaves_errors_alone", "RuntimeError.'instead'"),
-        (SwallowsCancels, "passes_on_cancels", "in its after_run: it has swallowed the cancel, so its task continued"),
-        (SetsAVariable, "restores_context_variables", "context variable 'current' was 'none', and is 'left behind'"),
-        (HasNoName, "has_a_repr", "fails before its calls: AttributeError"),
-        (HasALongRepr, "has_a_repr", "more than one line"),
-        (ForgetsTheBest, "restores_its_state", "'best': 1.0}, and is .*'best': inf}"),
-        (IsRenamed, "restores_its_state", r"and is {'losses': \[\], 'best': inf}"),
+        (FailsInEnd, "ends_cleanly", {}, "in end"),
+        (NeedsARun, "ends_without_a_run", {}, "list index out of range"),
+        (NeedsTwoRuns, "ends_at_a_stop", {}, "one run is too few"),
+        (BeginsOnce, "works_again", {}, "begun again"),
+        (IsCreatedOnce, "recovers", {}, "created again"),
+        (NeedsItsSession, "leaves_errors_alone", {}, "OSError.'of another hook, in begin'. was to be raised alone"),
+        (AnswersErrors, "leaves_errors_alone", {}, "RuntimeError.'instead'"),
+        (SwallowsCancels, "passes_on_cancels", {}, "in its after_run: it has swallowed the cancel, so its task continued"),
+        (SetsAVariable, "restores_context_variables", {}, "context variable 'current' was 'none', and is 'left behind'"),
+        (HasNoName, "has_a_repr", {}, "fails before its calls: AttributeError"),
+        (HasALongRepr, "has_a_repr", {}, "more than one line"),
+        (ForgetsTheBest, "restores_its_state", {}, "'best': 1.0}, and is .*'best': inf}"),
+        (IsRenamed, "restores_its_state", {}, r"and is {'losses': \[\], 'best': inf}"),
+        (SwallowsCancels, "passes_on_cancels", GROUP, r"cancelled at wait \d, in its on_start: it has swallowed the cancel"),
+        (SwallowsCancels, "ends_at_a_time_limit", GROUP, "cut off by its time limit at wait 1, in its on_start: it has"),
+        (AnswersCancels, "leaves_errors_alone", GROUP, "of another hook, in on_tool'. was to be raised alone, and Exc"),
+        (WorksOnce, "works_again", GROUP | {"calls": GIVEN}, "used before"),
+        (SetsAVariable, "restores_context_variables", GROUP, "'current' was 'none', and is 'left behind'"),
+        (NeedsATool, "ends_cleanly", GROUP, "'NoneType' object has no attribute 'upper'"),
     ],
 )
-async def test_a_bad_hook_fails(make: Callable[[], ah.SessionRunHook], check: str, why: str) -> None:
+async def test_a_bad_hook_fails(make: Callable[[], Any], check: str, options: dict[str, Any], why: str) -> None:
     """The check for what the hook gets wrong fails, says what it was, and has the name of the check as a note."""
-    with pytest.raises((AssertionError, LookupError, OSError), match=why) as caught:
-        await check_hook(make, check)
-    assert any(f"this fails the check {check}:" in note for note in caught.value.__notes__)
-
-
-@pytest.fixture
-def _ends_forgotten_tasks() -> Iterator[None]:
-    yield
-    LeavesATask.tasks.clear()
+    with pytest.raises((AssertionError, AttributeError, LookupError, OSError), match=why) as caught:
+        await check_hook(make, check, **options)
+    notes = " ".join(caught.value.__notes__)
+    assert f"this fails the check {check}:" in notes
+    assert ('on_tool was called with None; for other arguments: calls={"on_tool": (...)}' in notes) is (make is NeedsATool)
 
 
 @pytest.mark.may_leak
-@pytest.mark.usefixtures("_ends_forgotten_tasks")
 @pytest.mark.parametrize(
-    ("check", "why"),
-    [("ends_cleanly", "leaks:"), ("passes_on_cancels", "'forgotten' still runs, started at LeavesATask.before_run ")],
+    ("check", "options", "when"),
+    [
+        ("ends_cleanly", {}, "leaks:\n  - "),
+        ("passes_on_cancels", {}, r"cancelled at wait \d, .*: "),
+        ("passes_on_cancels", GROUP, r"cancelled at wait \d, .*: "),
+        ("ends_at_a_time_limit", GROUP, r"cut off by its time limit at wait \d, .*: "),
+        ("leaves_nothing_when_it_fails", GROUP, r"failed at wait \d, .*: "),
+    ],
 )
-async def test_a_hook_that_leaks_fails(check: str, why: str) -> None:
-    """What a hook leaves behind is found after each check, and after each cancel."""
-    with pytest.raises(AssertionError, match=why):
-        await check_hook(LeavesATask, check)
-    for task in LeavesATask.tasks:
-        task.cancel()
+async def test_a_hook_that_leaks_fails(check: str, options: dict[str, Any], when: str) -> None:
+    """What a hook leaves behind is found after each check, and when it was cut off, with the line that started it."""
+    line = LeavesATask.before_run.__code__.co_firstlineno + 1
+    place = rf"LeavesATask\.before_run \({__file__}:{line}\)"
+    with pytest.raises(AssertionError, match=rf"{when}task 'forgotten' still runs, started at {place}"):
+        await check_hook(LeavesATask, check, **options)
+    while LeavesATask.tasks:
+        LeavesATask.tasks.pop().cancel()
 
 
 async def test_a_hook_that_never_ends_fails() -> None:
@@ -259,3 +392,20 @@ async def test_an_unknown_check_is_refused() -> None:
 async def test_a_hook_may_stop_the_session() -> None:
     """A hook that stops the session after its first run passes all checks."""
     await check_hook(lambda: ah.StopAtStepHook(num_steps=1), make_source=lambda: double)
+
+
+@pytest.mark.parametrize(
+    ("calls", "why"),
+    [
+        (
+            None,
+            r'call_tool\(call.* cannot be called with .*: one of them calls the next hook; .* calls=\{"call_tool": \(\.\.\.\)\}',
+        ),
+        (GIVEN | {"on_start": (1, 2)}, r"on_start\(agent.* cannot be called with \(1, 2\): too many"),
+        (GIVEN | {"on_begin": ()}, "calls has 'on_begin', which is no method of .*Good"),
+    ],
+)
+async def test_calls_that_cannot_be_made_are_refused(calls: Any, why: str) -> None:
+    """The error names the method, what is missing, and where to give it."""
+    with pytest.raises(InvalidArgumentError, match=why):
+        await check_hook(Good, "ends_cleanly", kind=AgentHooks, calls=calls)

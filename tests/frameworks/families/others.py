@@ -19,6 +19,7 @@ from strawberry.extensions import SchemaExtension
 from taskiq import InMemoryBroker, TaskiqMiddleware
 
 import aiohooks as ah
+from tests.frameworks import test_starlette
 from tests.frameworks.families.runners import function, hook_with, runner
 
 
@@ -71,6 +72,13 @@ async def get_page(ran: list[str], **options: Any) -> object:
     for error in errors:
         raise error
     return response.text
+
+
+@runner(hook_with("on_request"), "/x for no one")
+async def starlette(hooks: Sequence[Any]) -> object:
+    # composed
+    http_hooks = ah.compose(test_starlette.HTTPHooks, hooks)
+    return (await test_starlette.get(http_hooks, "/x"))[0].text
 
 
 @runner(function, "rain")

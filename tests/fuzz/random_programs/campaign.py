@@ -192,11 +192,12 @@ def campaign(
     report: Callable[[str], Any] = print,
 ) -> Campaign:
     """Run programs and report violations, each kind once, with the smallest program that shows it."""
-    with Campaign(loop, mode) as runner, Campaign(loop, mode) as shrinking:
+    with Campaign(loop, mode) as runner:
         began = time.monotonic()
         for finding in runner.run(seed, count, first, without):
             if runner.kinds[_kind(finding.what)] < 3:
-                small, what = shrinking.shrink(finding.program, finding.what)
+                with Campaign(loop, mode) as shrinking:  # each keeps the log until its next program
+                    small, what = shrinking.shrink(finding.program, finding.what)
                 if not runner.kinds[_kind(what)]:
                     lines = [f"\nseed {seed}, --only {finding.number}, {loop}, {mode}, Python {sys.version.split()[0]}"]
                     report("\n".join([*lines, *what[:4], str(small)]))
