@@ -94,12 +94,12 @@ def test_what_survives_weak_tests_is_reported(capsys: pytest.CaptureFixture[str]
 
 def test_a_fault_that_hangs_is_killed(capsys: pytest.CaptureFixture[str]) -> None:
     """It does not hold up the command, and counts as found; the test is named."""
-    hanging = ["--module", "aiohooks/dispatch/calls.py", "--match", "call_groups: break", "--count", "3", "--hang-secs", "8"]
+    hanging = ["--module", "aiohooks/dispatch/calls.py", "--match", "call_groups: break", "--count", "2", "--hang-secs", "8"]
     test = "tests/dispatch/test_answers.py::test_the_last_keyword_of_a_chain"
     assert main([*hanging, "--tests", test, "--verbose"]) == 1
     printed = capsys.readouterr().out
     assert f"call_groups: break  =>  continue\n    {test} hangs\n" in printed
-    assert "dispatch\t1\t2\t0\n" in printed  # the others are where a call may wait, or has failed
+    assert "dispatch\t1\t1\t0\n" in printed  # the other is where a call may wait, or has failed
 
 
 def test_a_seed_gives_the_same_faults() -> None:
