@@ -236,7 +236,8 @@ class SessionSupervisor:
         """
         try:
             while True:
-                await Wait[None]("a recovery", waits=waits).result_of(self._close_failed_session(error, step))
+                why = self._decide(error, step)
+                await Wait[None]("a recovery", waits=waits).result_of(self._close_failed_session(error, why))
                 try:
                     await self.new_session(waits)
                     return
@@ -255,18 +256,23 @@ class SessionSupervisor:
         finally:
             del error  # the traceback of what is raised has this frame
 
-    async def _close_failed_session(self, error: BaseException, step: int | None) -> None:
-        """Close the session after `error` and wait for the time of the next attempt; raise `error` if there is none."""
-        state, why, what = self.state, self.history.failed(error, step), f"recovering from {safe_repr(error)}"
+    def _decide(self, error: BaseException, step: int | None) -> str | None:
+        """Say that the session recovers from `error`, before anything can end that; or return why it does not."""
+        why = self.history.failed(error, step)
         if why is None:
-            _logger.warning("%s: %s", state.label, what)
-        else:
-            state.recovery_error, what = error, f"recovery gave up: {safe_repr(error)}"
-            for note in self.history.notes(why):
-                add_note(error, note)
-            state.name_session(error)
+            _logger.warning("%s: recovering from %s", self.state.label, safe_repr(error))
+            return None
+        self.state.recovery_error = error
+        for note in self.history.notes(why):
+            add_note(error, note)
+        self.state.name_session(error)
+        return why
+
+    async def _close_failed_session(self, error: BaseException, why: str | None) -> None:
+        """Close the session after `error` and wait for the time of the next attempt; or raise `error`, if it gives up."""
+        state = self.state
         try:
-            await self._close_session(what)
+            await self._close_session(f"{'recovering from' if why is None else 'recovery gave up:'} {safe_repr(error)}")
             if why is not None:
                 raise error
         except asyncio.CancelledError:

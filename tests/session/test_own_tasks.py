@@ -322,3 +322,28 @@ async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureF
             assert (queue.qsize(), said, waiting.cancelled()) in {(1, False, True), (0, True, True), (0, False, False)}
             warned += said
     assert warned
+
+
+@pytest.mark.parametrize("passes", range(1, 6))
+async def test_an_error_that_meets_the_end_of_its_session_is_said(passes: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A hook fails as its session is closed because of another error: its own is raised by the run, or in the log."""
+    failing = asyncio.Event()
+
+    async def fail(*_: object) -> None:
+        await failing.wait()
+        raise ah.AbortedError("of the hook")
+
+    runs: list[asyncio.Task[Any]] = []
+
+    async def use() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", fail)], recovery=NO_BACKOFF) as session:
+            runs.append(asyncio.create_task(session.run("loss", {"batch": 1})))
+            await ticks(5)
+            failing.set()
+            await ticks(passes)
+            raise OSError("of the block")
+
+    with pytest.raises(OSError, match="of the block"):
+        await use()
+    await asyncio.wait(runs)
+    assert "of the hook" in f"{caplog.text} {runs[0].exception()!r}"
