@@ -190,17 +190,25 @@ class RemoteStepStore(SharedStepStore):
                 if connected and (self._activity() != activity or self._clock.now() - since > _BACKOFF.max_secs):
                     attempt = 0
                 connected = False
-                self._on_disconnect(error)
+                if self._damage is None:
+                    self._on_disconnect(error)
                 await self._close_connection()
             except StoreDamagedError as error:
-                logger.error("run %s: %s", self.run, error)
-                self._damage = error
-                self._abort_waits(error)
+                self._end_by_damage(error)
                 await self._close_connection()
-                self._wake_sleepers()
+            if self._damage is not None:
                 return
             attempt += 1
             await self._backoff_sleep(self._pause_secs(attempt))
+
+    def _end_by_damage(self, error: StoreDamagedError) -> None:
+        """End all waits, and the connection: whoever finds that what is there is no run, finds it for all."""
+        if self._damage is None:
+            logger.error("run %s: %s", self.run, error)
+            self._damage = error
+            self._abort_waits(error)
+            self._wake_sleepers()
+            self._spawn(self._close_connection(), "closing the connection to a damaged run")
 
     def _pause_secs(self, attempt: int) -> float:
         """Return the pause before an attempt; a process with a lease makes one before the lease can run out."""
@@ -319,6 +327,9 @@ class RemoteStepStore(SharedStepStore):
                 answer = await ask()
             except StoreRefusedError:
                 raise  # it would be refused again
+            except StoreDamagedError as error:
+                self._end_by_damage(error)
+                raise
             except StoreUnavailableError:
                 if self._waits.closed:
                     raise self._closed_error() from None

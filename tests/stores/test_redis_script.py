@@ -157,6 +157,46 @@ def test_the_longest_silent_writers_are_forgotten_first(client: redis.Redis) -> 
     assert scripted.read().state.position == Position(1, 1_399)
 
 
+@pytest.mark.parametrize("junk", ["x", " ", "1 ", "x 1 1 1 "], ids=repr)
+def test_the_script_is_linear_in_what_others_have_written(client: redis.Redis, junk: str) -> None:
+    """A long field, or argument, is refused by its length; an answer that is no answer before anything is changed."""
+    scripted = Scripted(client)
+    scripted.apply(Write("advance", 1, Position(1, 0), 0, "w", 1))
+    found, write = scripted.read(), ("write", "id", *write_arguments(Write("advance", 1, Position(1, 0), 0, "w", 2)))
+    with pytest.raises(redis.ResponseError, match="FOREIGN a recent answer"):
+        scripted.swap(found, found.state, "another", junk * 1_000_000)
+    for step, length in ((500, 1_000_000), (501, 100)):
+        client.xadd(scripted.keys.positions, {"run": "id", "recent": junk * length}, id=f"1-{step}", maxlen=1, approximate=False)
+        before = [client.dump(key) for key in scripted.keys.all]
+        for request in (
+            write,
+            ("swap", "id", *swap_arguments(scripted.read() if length == 100 else found, "b", found.state, 0, "")),
+        ):
+            with pytest.raises(redis.ResponseError, match="FOREIGN") as caught:
+                scripted.call(*request)
+            assert len(str(caught.value)) < 500
+        assert [client.dump(key) for key in scripted.keys.all] == before
+
+
+def test_an_answer_beyond_the_step_is_not_repeated(client: redis.Redis) -> None:
+    """A write is not answered with a step that the run has never reached."""
+    scripted = Scripted(client)
+    write = Write("advance", 1, Position(1, 0), 0, "w", 1)
+    scripted.apply(write)
+    for answer in ("1 1 2", "1 2 0", "9" * 400 + " 1 1", "-1 1 1"):
+        client.hset(scripted.keys.all[-1], "w w", answer)
+        with pytest.raises(redis.ResponseError, match="FOREIGN"):
+            scripted.apply(write)
+
+
+def test_too_many_answers_are_not_read(client: redis.Redis) -> None:
+    """A hash that no store has filled is refused by its number of fields."""
+    scripted = Scripted(client)
+    client.hset(scripted.keys.all[-1], mapping={f"x{number}": "" for number in range(6_000)})
+    with pytest.raises(redis.ResponseError, match="FOREIGN the number of the answers is 6002"):
+        scripted.apply(Write("advance", 1, Position(1, 0), 0, "w", 1))
+
+
 def test_all_keys_of_a_run_are_on_one_node() -> None:
     """The part in braces is the same in all keys, also where the name of the run has braces."""
     for run in ("default", "a}b", "{", "}{x}", "100%"):

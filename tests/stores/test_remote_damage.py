@@ -55,6 +55,24 @@ async def test_all_calls_and_waits_end_with_the_damage() -> None:
         engine.damaged.clear()
 
 
+async def test_damage_that_a_call_finds_ends_the_waits() -> None:
+    """Waits do not last until the next heartbeat, and no connection is left."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine) as a:
+        await a.advance()
+        waits = [asyncio.ensure_future(a.wait_for(step)) for step in (5, 9)]
+        await ticks(20)
+        engine.damaged.add("default")
+        with pytest.raises(StoreDamagedError):
+            await a.value()
+        for error in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(error, StoreDamagedError)
+        await ticks(20)
+        assert not engine.watchers
+        assert a.outage_secs is None
+        engine.damaged.clear()
+
+
 async def test_nothing_is_retried_after_reconnecting() -> None:
     """Damage that is found when the connection is made again ends everything, too."""
     with ManualClock() as clock:
@@ -118,6 +136,12 @@ REDIS_DAMAGE: list[tuple[str, tuple[str, ...]]] = [
     *((f"another type: {what or 'stream'}", ("SET", what, "x")) for what in ("", "changes", "state", "answers")),
     ("a term", ("HSET", "state", "term", "x")),
     ("a version", ("HSET", "state", "version", "x")),
+    *((f"no {field}", ("HDEL", "state", field)) for field in ("term", "leader", "version", "layout", "data")),
+    ("an empty state", ("HSET", "state", "data", "")),
+    ("a long layout", ("HSET", "state", "layout", "x" * 100_000)),
+    ("a step beyond all steps", ("XADD", "", f"1-{2**60}", "run", "x", "recent", "")),
+    ("an epoch beyond all epochs", ("XADD", "", f"{2**64 - 1}-1", "run", "x", "recent", "")),
+    ("a later change", ("XADD", "changes", "9-9", "n", "")),
     ("a state", ("HSET", "state", "data", '{"position": [1, 0]}')),
     ("another layout", ("HSET", "state", "layout", "1")),
     ("a foreign stream", ("XADD", "", "9-9", "temperature", "12")),
@@ -139,7 +163,7 @@ async def test_redis(redis_server: Server, what: str, command: tuple[str, ...]) 
     name, key, *rest = command
     with redis.Redis(port=redis_server.port) as other:
         key = f"aiohooks:{{{run}}}{':' if key else ''}{key}"
-        if name != "HSET":
+        if name not in ("HSET", "HDEL"):
             other.delete(key)
         cast("Any", other).execute_command(name, key, *rest)
     error = await damaged_and_forgotten(RedisStepStore(url, run=run), RedisStepStore(url, run=run))

@@ -23,6 +23,7 @@ _SENTINEL = (
     "get-master-addr-by-name NAME` shows; a store does not follow a failover to another address"
 )
 _REPLICA = "it is a replica, which cannot be written to; give the address of its master"
+_LONG_LINE = "it answers with a line of more than 64 kB, which no store reads; is that a Redis server?"
 _FULL = "its memory is full (maxmemory); give it more, or delete what is not needed"
 _RIGHTS_SIGNS = ("NoPermissionError", "has no permissions", "can't run this command", "can't access at least one of the keys")
 _REFUSED_HINTS = (
@@ -43,9 +44,10 @@ _REFUSED_HINTS = (
     ("AskError", _OTHER_NODE),
     ("CROSSSLOT", "it is a proxy of a cluster that does not know hash tags; give the address of one node"),
     ("DB index is out of range", "there is no such database; leave the number out of the URL"),
+    *((sign, _LONG_LINE) for sign in ("chunk is longer than limit", "chunk exceed the limit")),
     ("SELECT is not allowed", "a cluster has one database only; leave the number out of the URL"),
 )
-_START_SERVER = "no server is listening there; start one (redis-server --port 6379), or correct the address"
+_START_SERVER = "no server is listening there; start one (redis-server {listening}), or correct the address"
 _UNAVAILABLE_HINTS = (
     ("BusyLoadingError", "it is still reading its data from the disk"),
     ("ReadOnlyError", _REPLICA),
@@ -67,7 +69,7 @@ _UNAVAILABLE_HINTS = (
     *((sign, _START_SERVER) for sign in ("Connect call failed", "Connection refused", "ConnectionRefusedError")),
 )
 # The script raises these when a key holds something else than what the script has written.
-_FOREIGN_SIGNS = ("WRONGTYPE", "FOREIGN", "attempt to ", "bad argument #", "assertion failed", "not an integer", "Expected ")
+_FOREIGN_SIGNS = ("WRONGTYPE", "FOREIGN", "attempt to ", "bad argument #", "not an integer", "Expected ", "The ID specified")
 
 
 def _class_names(error: BaseException) -> set[str]:
@@ -109,6 +111,8 @@ def explain_error(error: BaseException, address: str, *, connecting: bool = Fals
         if sign in names or sign in text:
             kind, hint = possible, possible_hint
             break
+    if hint == _START_SERVER:
+        hint = hint.format(listening=f"--unixsocket {address}" if "/" in address else f"--port {address.rpartition(':')[2]}")
     explained = kind(f"redis at {address}: {text}{': ' if hint else ''}{hint}")
     explained.__cause__ = error
     return explained

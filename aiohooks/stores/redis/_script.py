@@ -7,7 +7,7 @@ import importlib.resources
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
-from aiohooks.stores._protocol import Answer, Position, Write
+from aiohooks.stores._protocol import MAX_STEP, Answer, Position, Write
 from aiohooks.stores._run_state import RunState
 
 SCRIPT = importlib.resources.files("aiohooks.stores.redis").joinpath("script.lua").read_text(encoding="utf-8")
@@ -43,9 +43,16 @@ def read_after(latest: Position, due: int, no_step: int) -> str:
 
 
 def parse_position(entry_id: bytes | str) -> Position:
-    """Return the position that is the id of an entry."""
+    """Return the position that is the id of an entry.
+
+    Raises:
+        ValueError: it is none.
+    """
     epoch, _, step = _as_text(entry_id).partition("-")
-    return Position(int(epoch), int(step))
+    position = Position(int(epoch), int(step))
+    if max(position) > MAX_STEP:
+        raise ValueError(f"{position} is beyond {MAX_STEP}")
+    return position
 
 
 class FoundRun(NamedTuple):
@@ -57,7 +64,7 @@ class FoundRun(NamedTuple):
     """Changes with each change of anything but the position; empty without a state."""
     state: RunState
     recent: str
-    """See `parse_recent`."""
+    """The answers to the writers that were the last to move the step, as lines."""
 
     @property
     def last_change(self) -> str:
@@ -97,15 +104,6 @@ def parse_read(reply: Any) -> FoundRun:
     if version:
         int(version)
     return FoundRun(run_id, version, state, recent)
-
-
-def parse_recent(recent: str) -> dict[str, tuple[int, Position]]:
-    """Return the last answers to the writers that were the last to move the step."""
-    answers: dict[str, tuple[int, Position]] = {}
-    for line in recent.splitlines():
-        writer, seq, epoch, step = line.rsplit(" ", 3)
-        answers[writer] = int(seq), Position(int(epoch), int(step))
-    return answers
 
 
 def latest_entries(reply: Any) -> Iterable[tuple[str, str, dict[str, str]]]:

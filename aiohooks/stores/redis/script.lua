@@ -17,6 +17,21 @@ end
 local positions_key, changes_key, state_key, answers_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local MAX_STEP = 9007199254740991
 local MOST_WRITERS, WRITERS_AFTER_PURGE, MOST_RECENT = 1280, 1024, 64
+local LONGEST_RECENT = 512 * MOST_RECENT  -- a writer's name has that of its host, of 255 bytes at most
+
+-- Others may have put anything of any length into the keys: it is refused before more than its length is looked at, and shown
+-- in a few characters, as clients do not read long errors.
+local function foreign(what, found)
+  error('FOREIGN ' .. what .. ' is ' .. string.gsub(string.sub(found, 1, 50), '%c', '?'), 0)
+end
+
+local function whole_number(text, what)
+  local number = #text <= 16 and string.match(text, '^%d+$') and tonumber(text)
+  if not number or number > MAX_STEP then
+    foreign(what, text)
+  end
+  return number
+end
 
 -- tostring() would write a large number as 9.007199254741e+15.
 local function integer(number)
@@ -28,18 +43,28 @@ end
 local entry = redis.call('XREVRANGE', positions_key, '+', '-', 'COUNT', 1)[1]
 local epoch, step, recent, run_id = 1, 0, '', nil
 if entry then
-  if entry[2][1] ~= 'run' then
-    return redis.error_reply('FOREIGN the stream has entries that no store of this version wrote')
+  local fields = entry[2]
+  if #fields ~= 4 or fields[1] ~= 'run' or fields[3] ~= 'recent' or #fields[4] > LONGEST_RECENT then
+    foreign('an entry of the stream, which no store of this version wrote,', table.concat(fields, ' ', 1, math.min(#fields, 4)))
   end
   local epoch_text, step_text = string.match(entry[1], '^(%d+)-(%d+)$')
-  epoch, step, run_id, recent = tonumber(epoch_text), tonumber(step_text), entry[2][2], entry[2][4]
+  epoch, step = whole_number(epoch_text, 'the epoch'), whole_number(step_text, 'the step')
+  run_id, recent = fields[2], fields[4]
 end
 
 local known = redis.call('HMGET', state_key, 'run', 'term', 'leader', 'version', 'layout')
 if known[5] and known[5] ~= '2' then
-  return redis.error_reply('FOREIGN the layout is ' .. known[5])
+  foreign('the layout', known[5])
 end
-local term, leader, version = tonumber(known[2] or 0), known[3] or '', known[4] or ''
+for i, name in ipairs({'id', 'term', 'leader', 'version', 'layout'}) do
+  if known[1] and not known[i] then
+    foreign('the ' .. name .. ' in the state', 'missing')
+  end
+end
+local term, leader, version = whole_number(known[2] or '0', 'the term'), known[3] or '', known[4] or ''
+if version ~= '' then
+  whole_number(version, 'the version')
+end
 local writer, seq = ARGV[9], tonumber(ARGV[10] or 0)  -- of a write
 local kept = redis.call('HMGET', answers_key, 'run', request == 'write' and 'w ' .. writer or 'run')
 -- Each key has the id of the run: if one of them is gone, the run is lost.
@@ -60,13 +85,25 @@ local function put_position()
   redis.call('XADD', positions_key, 'MAXLEN', 1, integer(epoch) .. '-' .. integer(step), 'run', run_id, 'recent', recent)
 end
 
--- Adds to the recent answers those of other writers.
-local function add_recent(others)
+-- Returns recent answers as pairs of a writer's name and its answer.
+local function split_recent(lines)
+  local answers = {}
+  for line in string.gmatch(lines, '[^\n]+') do
+    local name, answer = string.match(line, '^(.*) (%d+ %d+ %d+)$')
+    if not name then
+      foreign('a recent answer', line)
+    end
+    answers[#answers + 1] = {name, answer}
+  end
+  return answers
+end
+
+-- The first answer to each writer becomes the recent one.
+local function set_recent(answers)
   local lines, writers = {}, {}
-  for line in string.gmatch(recent .. '\n' .. others, '[^\n]+') do
-    local name = string.match(line, '^(.*) %d+ %d+ %d+$')
-    if #lines < MOST_RECENT and not writers[name] then
-      lines[#lines + 1], writers[name] = line, true
+  for _, each in ipairs(answers) do
+    if #lines < MOST_RECENT and not writers[each[1]] then
+      lines[#lines + 1], writers[each[1]] = table.concat(each, ' '), true
     end
   end
   recent = table.concat(lines, '\n')
@@ -74,10 +111,20 @@ end
 
 local function unpack_answer(packed)
   local at_seq, at_epoch, at_step = string.match(packed, '^(%d+) (%d+) (%d+)$')
-  return assert(tonumber(at_seq)), at_epoch, at_step
+  for _, text in ipairs({at_seq or packed, at_epoch, at_step}) do
+    whole_number(text, 'a number of an answer')
+  end
+  return tonumber(at_seq), at_epoch, at_step
 end
 
 local function forget_silent_writers()
+  local count = redis.call('HLEN', answers_key)
+  if count <= MOST_WRITERS then
+    return
+  end
+  if count > 4 * MOST_WRITERS then
+    foreign('the number of the answers', integer(count))
+  end
   -- The position of a writer's last answer says how long it has been silent.
   local packed_answers, writers = redis.call('HGETALL', answers_key), {}
   for i = 1, #packed_answers, 2 do
@@ -108,7 +155,11 @@ local function write()
   if kept[2] then
     local last_seq, last_epoch, last_step = unpack_answer(kept[2])
     if last_seq >= seq then
-      return reply('ok', last_epoch, last_step)
+      last_epoch, last_step = tonumber(last_epoch), tonumber(last_step)
+      if last_epoch > epoch or (last_epoch == epoch and last_step > step) then
+        foreign('an answer, which is beyond the step,', kept[2])
+      end
+      return reply('ok', integer(last_epoch), integer(last_step))
     end
   end
   local new_epoch, new_step = epoch, step
@@ -136,16 +187,12 @@ local function write()
   epoch, step = new_epoch, new_step
   local answer = string.format('%.0f %.0f %.0f', seq, epoch, step)
   if moves then
-    local others = recent
-    recent = writer .. ' ' .. answer
-    add_recent(others)
+    set_recent(split_recent(writer .. ' ' .. answer .. '\n' .. recent))
     put_position()
   end
   redis.call('HSET', answers_key, 'w ' .. writer, answer)
   if not kept[2] then
-    if redis.call('HLEN', answers_key) > MOST_WRITERS then
-      forget_silent_writers()
-    end
+    forget_silent_writers()
     renew_expiry()
   end
   return reply('ok')
@@ -160,26 +207,30 @@ local function swap()
   if run_id ~= known_run_id or version ~= after or epoch ~= after_epoch then
     return 0
   end
+  if #recovered > LONGEST_RECENT then
+    foreign('a recent answer', recovered)
+  end
   local is_new = new_run_id ~= run_id
   local moves = new_epoch > epoch or (new_epoch == epoch and new_step > step)
+  -- A position that is still here is kept, and with it the answers to the writes in it: their writers may repeat them.
+  local all_answers = split_recent(moves and is_new and recovered .. '\n' .. recent or recent .. '\n' .. recovered)
   if is_new then
     redis.call('DEL', positions_key, changes_key, answers_key)
     redis.call('HSET', answers_key, 'run', new_run_id)
-    -- A position that is still here is kept, and with it the answers to the writes in it: their writers may repeat them.
-    recovered = moves and recovered .. '\n' .. recent or recent .. '\n' .. recovered
-    run_id, recent = new_run_id, ''
+    run_id = new_run_id
   end
-  for name, answer in string.gmatch(recovered, '([^\n]+) (%d+ %d+ %d+)') do
-    local before = redis.call('HGET', answers_key, 'w ' .. name)
-    if not before or unpack_answer(before) < unpack_answer(answer) then
-      redis.call('HSET', answers_key, 'w ' .. name, answer)
+  for _, each in ipairs(is_new and all_answers or split_recent(recovered)) do
+    local before = redis.call('HGET', answers_key, 'w ' .. each[1])
+    if not before or unpack_answer(before) < unpack_answer(each[2]) then
+      redis.call('HSET', answers_key, 'w ' .. each[1], each[2])
     end
   end
+  forget_silent_writers()
   if moves then
     epoch, step = new_epoch, new_step
   end
   if moves or is_new then
-    add_recent(recovered)
+    set_recent(all_answers)
     put_position()
   end
   local new_version = integer(math.max(tonumber(version == '' and 0 or version), least_version) + 1)
@@ -200,7 +251,10 @@ if request == 'write' then
 elseif request == 'swap' then
   return swap()
 elseif request == 'read' or request == 'inspect' then
-  redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)  -- fails unless it is a stream
+  local change = redis.call('XREVRANGE', changes_key, '+', '-', 'COUNT', 1)[1]  -- fails unless it is a stream
+  if change and run_id ~= '' and whole_number(string.match(change[1], '^%d+'), 'a change') > tonumber(version) then
+    foreign('a change, which is later than the version ' .. version .. ',', change[1])
+  end
   if request == 'read' then
     if run_id ~= '' then
       -- Fails where no write is accepted, on a replica or without memory: no lease could be renewed there, so none may run out.
@@ -209,6 +263,9 @@ elseif request == 'read' or request == 'inspect' then
     renew_expiry()
   end
   local fields = redis.call('HMGET', state_key, 'data', 'failed_at')
+  if run_id ~= '' and (fields[1] or '') == '' then
+    foreign('the data in the state', 'missing')
+  end
   return {run_id, integer(epoch), integer(step), recent, version, integer(term), leader, fields[1] or '', fields[2] or ''}
 end
 return redis.error_reply('ERR aiohooks: unknown request ' .. request)

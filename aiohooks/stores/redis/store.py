@@ -216,13 +216,15 @@ class RedisStepStore(RemoteStepStore):
             finally:
                 self._blocked_for = None
             refresh = not reply
-            for key, entry_id, fields in _script.latest_entries(reply):
-                if key == self._keys.positions:
-                    self._observe_entry(entry_id, fields)
-                elif key == self._keys.changes:
-                    refresh = True
-                else:
-                    self._last_wake = entry_id
+            with self._unexpected_reply(reply):
+                entries = [*_script.latest_entries(reply)]
+                for key, entry_id, fields in entries:
+                    if key == self._keys.positions:
+                        self._observe_entry(entry_id, fields)
+                    elif key == self._keys.changes:
+                        refresh = True
+                    else:
+                        self._last_wake = entry_id
             if refresh:
                 self._observe_snapshot(await self._read_run_once())
 
@@ -348,7 +350,8 @@ class RedisStepStore(RemoteStepStore):
             if is_unknown_script(error):
                 raise _UnknownScriptError from error
             if is_foreign_data(error):
-                raise self._damaged_error(str(error).partition(" script:")[0]) from error
+                text = str(error).partition(" script:")[0]
+                raise self._damaged_error(text.partition("FOREIGN ")[2] or text) from error
             explained = explain_error(error, self._address)
             if not isinstance(explained, StoreRefusedError):
                 # A server that is full, or has become a replica, counts as lost until it takes requests again.

@@ -77,7 +77,9 @@ class ByRedis:
 
     def recent(self) -> dict[str, tuple[int, Position]]:
         """Return the answers to the last writers."""
-        return _script.parse_recent(_script.parse_read(self._call("read", "id")).recent)
+        lines = _script.parse_read(self._call("read", "id")).recent.splitlines()
+        parts = (line.rsplit(" ", 3) for line in lines)
+        return {writer: (int(seq), Position(int(epoch), int(step))) for writer, seq, epoch, step in parts}
 
     def _swap(self, found: _script.FoundRun, state: RunState) -> int:
         return int(self._call("swap", found.run_id, *_script.swap_arguments(found, "id", state, 0, "")))
