@@ -14,6 +14,9 @@ from aiohooks.errors import StoreDamagedError
 from aiohooks.stores import Position
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.stores.local._files import RECORD_SIZE, RunFiles
+from aiohooks.testing import ManualClock
+from tests.stores.test_local import WithoutInotify
+from tests.support.waiting import ticks
 
 FILES = ("position", "notify", "state")
 
@@ -178,6 +181,47 @@ async def test_damage_ends_waits(tmp_path: Path, damage: Callable[[Path], None],
         with pytest.raises(StoreDamagedError):
             await store.wait_for(9)
     assert "notify: found" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["position", "state"])
+async def test_damage_that_a_call_finds_ends_waits(tmp_path: Path, name: str) -> None:
+    """Waiters do not wait for a notification that may never come."""
+    async with LocalStepStore(tmp_path) as store:
+        with store.publisher("one"):
+            await store.flush()
+            wait = asyncio.ensure_future(store.wait_for(5))
+            await asyncio.sleep(0)
+            _flip(store.directory / name)
+            with pytest.raises(StoreDamagedError):
+                await (store.value() if name == "position" else store._read_run())
+            with pytest.raises(StoreDamagedError):
+                await wait
+
+
+@pytest.mark.parametrize("name", ["position", "notify"])
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("with_inotify", [True, False])
+async def test_a_file_that_is_removed_while_it_is_open(tmp_path: Path, name: str, replaced: bool, with_inotify: bool) -> None:
+    """Steps are not written where no other process reads them: calls and waits end, and name the file."""
+    with ManualClock() as clock:
+        kind = LocalStepStore if with_inotify else WithoutInotify
+        async with kind(tmp_path) as store, kind(tmp_path) as other:
+            waits = [asyncio.ensure_future(each.wait_for(5)) for each in (store, other)]
+            await ticks(3)
+            path = store.directory / name
+            if replaced:
+                shutil.copy(path, tmp_path / "copy")
+                os.replace(tmp_path / "copy", path)
+            else:
+                path.unlink()
+            clock.advance(0 if with_inotify else 1)
+            for wait in waits:
+                with pytest.raises(StoreDamagedError, match="found no file, or another one, expected the file that this process"):
+                    await wait
+            for call in (store.advance(), store.value(), other.raise_to(3), other.wait_for(9)):
+                with pytest.raises(StoreDamagedError) as caught:
+                    await call
+                assert caught.value.path == str(path)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -335,11 +335,17 @@ class RunFiles:
 
     def is_deleted(self) -> bool:
         """Return whether the run's directory was deleted or moved: there is none in its place, or another one."""
-        try:
-            there, here = os.stat(self.path), os.fstat(self.run_fd)
-        except FileNotFoundError:
-            return True
-        return (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino)
+        return not _is_at(self.path, self.run_fd)
+
+    def check_files(self) -> None:
+        """Check that other processes open the same files.
+
+        Raises:
+            StoreDamagedError: one was removed or replaced: steps would be written where no other process reads them.
+        """
+        for name, fd in (("position", self._position_fd), ("notify", self._notify_fd)):
+            if not _is_at(self.path / name, fd):
+                raise self._damaged(name, "no file, or another one", "the file that this process has open")
 
     def is_evicted(self) -> bool:
         """Return whether another process has removed this one's file in `alive/`, which only deleting the run does."""
@@ -617,6 +623,14 @@ class RunFiles:
                 os.close(fd)
         self.run_fd = self._alive_fd = self._position_fd = self._notify_fd = -1
         self.fifo = None
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        there, here = os.lstat(path), os.fstat(fd)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
 def _expire(state: RunState, lost: list[Member]) -> None:

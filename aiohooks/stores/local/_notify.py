@@ -19,6 +19,7 @@ from aiohooks._aio.fork import call_after_fork
 from aiohooks.stores._protocol import logger
 
 MODIFY = 0x2
+ATTRIB = 0x4
 CLOSE_WRITE = 0x8
 MOVED_FROM = 0x40
 MOVED_TO = 0x80
@@ -78,7 +79,7 @@ class RunEvents(NamedTuple):
         notified: the file `notify` was written.
         ended: slots whose processes may have ended; None: any of them.
         removed: slots that were freed, by their processes or because the run was deleted.
-        moved: the run's directory, or the one above it, was moved.
+        moved: the run's directory, the one above it, or one of the files, was moved or removed.
     """
 
     notified: bool
@@ -96,9 +97,11 @@ class InotifyWatcher(Inotify):
     def __init__(self, path: Path) -> None:
         super().__init__()
         try:
-            self._notify_watch = self.add(path / "notify", MODIFY)
+            self._notify_watch = self.add(path / "notify", MODIFY | ATTRIB | MOVE_SELF)
             self._alive_watch = self.add(path / "alive", CLOSE_WRITE | DELETE)
-            self._directory_watches = self.add(path, MOVE_SELF), self.add(path.parent, MOVE_SELF)
+            self.add(path / "position", ATTRIB | MOVE_SELF)  # a file that is removed while it is open has one name less
+            for directory in (path, path.parent):
+                self.add(directory, MOVE_SELF)
         except BaseException:
             self.close()
             raise
@@ -121,7 +124,7 @@ class InotifyWatcher(Inotify):
             offset += _EVENT.size + size
             overflow |= watch < 0  # any number of events was lost
             notified |= watch == self._notify_watch
-            moved |= watch in self._directory_watches and bool(mask & MOVE_SELF)
+            moved |= bool(mask & (ATTRIB | MOVE_SELF))
             if watch == self._alive_watch:
                 name = os.fsdecode(data[offset - size : offset].rstrip(b"\0"))
                 ended |= {name} if mask & CLOSE_WRITE else set()

@@ -10,13 +10,13 @@ import os
 from asyncio import get_running_loop
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, NoReturn, TypeVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_directory
-from aiohooks.errors import AiohooksError, StoreClosedError, StoreDamagedError, StoreUnavailableError
+from aiohooks.errors import AiohooksError, StoreClosedError, StoreDamagedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import (
     ENGINE_ERRORS,
     Answer,
@@ -95,7 +95,7 @@ class LocalStepStore(SharedStepStore):
         self._poll_timer: TimerHandle | None = None
         self._poll_task: asyncio.Task[None] | None = None
         self._ready = False
-        self._deleted = False
+        self._gone: EngineError | None = None  # why the files that are open are not those of the run any more
         self._retry_timer: TimerHandle | None = None
         self._failed_reads = 0  # in a row
         self._wanted_step: int | None = None  # that the engine should notify of
@@ -157,7 +157,7 @@ class LocalStepStore(SharedStepStore):
             loop.remove_reader(files.fifo.fd)
         timer = None
         try:
-            if lock is not None and files.slot >= 0 and not self._deleted:
+            if lock is not None and files.slot >= 0 and self._gone is None:
                 timer = self._clock.call_later(_CLOSE_SECS, functools.partial(lock.close, self._closed_error()))
                 with contextlib.suppress(OSError, StoreClosedError, StoreDamagedError):  # other processes find out
                     await lock.run(files.leave)
@@ -183,7 +183,7 @@ class LocalStepStore(SharedStepStore):
                 raise self._engine_error(error) from error
             self._lock = FileLock(files.run_fd, self._refresh_nowait)
         await self._with_lock(lambda files: files.delete())
-        self._deleted = True
+        self._gone = self._deleted_error()
 
     async def _inspect(self) -> RunReport | None:
         files, lock = RunFiles(self._directory, self.run, self._process), None
@@ -203,12 +203,12 @@ class LocalStepStore(SharedStepStore):
     async def value(self) -> Position:
         """See `StepStore.value`; does not suspend once the store is open."""
         await self._ensure_open()
-        if self._files is None or self._deleted:
+        if self._files is None or self._gone is not None:
             raise self._unusable_error()
         try:
             self._observe_record(self._files.read())
-        except OSError as error:
-            raise self._engine_error(error) from error
+        except (OSError, StoreDamagedError) as error:
+            self._raise_reason(error)
         return self._waits.latest
 
     async def advance(self, by: int = 1) -> int:
@@ -219,7 +219,7 @@ class LocalStepStore(SharedStepStore):
         if self._loop is not get_running_loop() or not self._ready or self._waits.forked:
             await self._ensure_open()
         files, lock, waits = self._files, self._lock, self._waits
-        if files is None or lock is None or self._deleted:
+        if files is None or lock is None or self._gone is not None:
             raise self._unusable_error()
         try:
             if lock.try_acquire():
@@ -229,8 +229,8 @@ class LocalStepStore(SharedStepStore):
                     lock.release()
             else:
                 position = await self._wait_for_lock(lock, functools.partial(files.advance, by, waits.latest, self._term))
-        except OSError as error:
-            raise self._engine_error(error) from error
+        except (OSError, StoreDamagedError) as error:
+            self._raise_reason(error)
         if position is None:
             return (await self._write("advance", by)).step  # raises the reason
         waits.observe(position)
@@ -247,7 +247,7 @@ class LocalStepStore(SharedStepStore):
 
     async def _with_lock(self, work: Callable[[RunFiles], T]) -> T:
         files, lock = self._files, self._lock
-        if files is None or lock is None or self._deleted:
+        if files is None or lock is None or self._gone is not None:
             raise self._unusable_error()
         try:
             if lock.try_acquire():
@@ -256,13 +256,20 @@ class LocalStepStore(SharedStepStore):
                 finally:
                     lock.release()
             return await self._wait_for_lock(lock, functools.partial(work, files))
-        except OSError as error:
-            raise self._engine_error(error) from error
+        except (OSError, StoreDamagedError) as error:
+            self._raise_reason(error)
 
     async def _wait_for_lock(self, lock: FileLock, work: Callable[[], T]) -> T:
         """Call `work` under the lock, which another process has: for as long as it is stopped, if it is."""
         with self._outages.outage():
             return await wait_for_others(lock.run(work))
+
+    def _raise_reason(self, error: OSError | StoreDamagedError) -> NoReturn:
+        """Raise what a call raises for this error; damage ends the waits as well."""
+        reason = self._engine_error(error) if isinstance(error, OSError) else error
+        if isinstance(reason, StoreDamagedError):
+            self._fail_waits(reason)
+        raise reason from error if reason is not error else error.__cause__
 
     def _engine_error(self, error: OSError) -> EngineError:
         path = Path(self.directory, str(error.filename or ""))
@@ -272,9 +279,10 @@ class LocalStepStore(SharedStepStore):
             return damaged_error(self.run, str(path), found=found, expected=expected, delete=delete)
         return StoreUnavailableError(f"the files of run {self.run!r} in {self.directory} cannot be used: {error}")
 
-    def _unusable_error(self) -> StoreClosedError | StoreUnavailableError:
-        if not self._deleted:
-            return self._closed_error()
+    def _unusable_error(self) -> StoreClosedError | EngineError:
+        return self._closed_error() if self._gone is None else copy_error(self._gone)
+
+    def _deleted_error(self) -> StoreUnavailableError:
         return StoreUnavailableError(
             f"the run {self.run!r} was deleted, or its directory {self.directory} was moved: close this store and make a new one"
         )
@@ -283,7 +291,7 @@ class LocalStepStore(SharedStepStore):
 
     def _subscribe(self, step: int | None) -> None:
         self._wanted_step, files = step, self._files
-        if not self._ready or step == self._subscribed_step or files is None or self._deleted:
+        if not self._ready or step == self._subscribed_step or files is None or self._gone is not None:
             return
         subscribed, self._subscribed_step = self._subscribed_step, step
         try:
@@ -308,8 +316,7 @@ class LocalStepStore(SharedStepStore):
             return
         try:
             events = inotify.read_events()
-            if (events.removed and files.is_evicted()) or (events.moved and files.is_deleted()):
-                self._on_deleted()
+            if (events.removed or events.moved) and self._is_gone(files):
                 return
         except OSError as error:
             self._fail_waits(error)
@@ -325,8 +332,7 @@ class LocalStepStore(SharedStepStore):
             self._read_notified()
 
     def _poll(self) -> None:
-        if self._files is not None and (self._files.is_evicted() or self._files.is_deleted()):
-            self._on_deleted()
+        if self._files is not None and self._is_gone(self._files):
             return
         if self._poll_task is None or self._poll_task.done():
             self._poll_task = self._spawn(self._remove_dead(None), "removing dead processes")
@@ -359,7 +365,7 @@ class LocalStepStore(SharedStepStore):
 
     def _read_nowait(self, read: Callable[[RunFiles], RunRecord]) -> None:
         files = self._files
-        if files is None or not self._ready or self._deleted:
+        if files is None or not self._ready or self._gone is not None:
             return
         try:
             self._observe_record(read(files))
@@ -372,10 +378,20 @@ class LocalStepStore(SharedStepStore):
         else:
             self._waits.observe(record.position)
 
-    def _on_deleted(self) -> None:
-        if not self._deleted:
-            self._deleted = True
-            self._fail_waits(self._unusable_error())
+    def _is_gone(self, files: RunFiles) -> bool:
+        """Return whether the open files are not those of the run any more, after ending all waits if this is new."""
+        gone: EngineError | None = None
+        if files.is_evicted() or files.is_deleted():
+            gone = self._deleted_error()
+        else:
+            try:
+                files.check_files()
+            except StoreDamagedError as error:
+                gone = error
+        if gone is not None and self._gone is None:
+            self._gone = gone
+            self._fail_waits(gone)
+        return gone is not None
 
     def _read_again(self) -> None:
         self._retry_timer = None
