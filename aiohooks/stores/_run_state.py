@@ -334,8 +334,8 @@ class RunState:
 
 
 def _number(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number of 0 or more")
+    if type(value) is not int or not 0 <= value <= MAX_STEP:
+        raise ValueError(f"{value!r:.50} is not a whole number from 0 to {MAX_STEP}")
     return value
 
 
@@ -346,4 +346,6 @@ def _position(fields: Any) -> Position:
 
 def _member(fields: Any) -> Member:
     id, name, ttl, waits_for, term, ready, heartbeat, trace = fields
+    if not ttl > 0:
+        raise ValueError(f"{ttl!r:.50} is not the time of a lease")
     return Member(str(id), str(name), float(ttl), _number(waits_for), _number(term), bool(ready), _number(heartbeat), str(trace))

@@ -259,7 +259,7 @@ async def test_max_outage_secs(own_server: Server) -> None:
             await wait
         with pytest.raises(StoreUnavailableError):
             await store.advance()
-    with pytest.raises(StoreUnavailableError, match=r"nats-server -js -sd DIR") as caught:
+    with pytest.raises(StoreUnavailableError, match=rf"nats-server -p {own_server.port} -js -sd DIR") as caught:
         await store_of(own_server.port, connect_timeout=0.2).__aenter__()
     assert caught.value.__cause__ is not None
 

@@ -19,7 +19,6 @@ from aiohooks.stores.nats._compare_and_set import (
     LatestMessage,
     decode_message,
     encode_message,
-    revision_key_of,
 )
 from aiohooks.testing import ManualClock
 
@@ -231,32 +230,59 @@ async def test_only_the_last_of_several_messages_is_decoded() -> None:
     assert latest == [1, 5, 6]
 
 
-async def test_a_state_that_is_decoded_later_is_still_checked() -> None:
-    """The state in a message in which only the position has changed is decoded when needed, and damage is found then."""
+@pytest.mark.parametrize("ahead", [1, 1000])
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_state_that_is_decoded_later_is_still_checked(ahead: int, stored: bool) -> None:
+    """A message in which only the position has changed is decoded when needed: damage is found then, unless others made it up."""
     subject = FakeSubject()
     run = subject.run_of("a")
     await apply(run, write("a", 1))
-    start, _, _ = subject.data.partition(b" {")
-    subject.seq, subject.data = 2, start.replace(b" 1.1", b" 1.7") + b" {lies}"
-    run.receive(2, subject.data, True)
+    cut = subject.data.replace(b" 1.1 ", b" 1.7 ").replace(b'"position":[1,1],', b'"position":[1,7],')[:-3]
+    if stored:
+        subject.seq, subject.data = subject.seq + ahead, cut
+    run.receive(1 + ahead, cut, True)
     assert run.latest is not None
     assert run.latest.position == Position(1, 7)
+    if not stored:
+        assert (await run.update(lambda state: state.apply(write("a", 2)), 1.0)).position.step == 2
+        assert (subject.fetches, subject.losses) == (2, 0)
+        return
     with pytest.raises(ForeignMessageError, match="begins with"):
         await run.update(lambda state: state.apply(write("a", 2)), 1.0)
+    run.reset()
     with pytest.raises(ForeignMessageError, match="begins with"):
         await run.refresh(1.0)
 
 
+@pytest.mark.parametrize("seq", [1, 2, 10**9])
+async def test_what_others_publish_does_not_hide_what_the_server_publishes(seq: int) -> None:
+    """After a message that looks like one of the server's, with a number of its own, the next real one is noticed."""
+    subject = FakeSubject()
+    a, b = subject.run_of("a"), subject.run_of("b")
+    await apply(a, write("a", 1))
+    foreign = subject.data if seq > 1 else subject.data.replace(b"1.1 ", b"1.0 ").replace(b"[1,1],", b"[1,0],")
+    subject.listeners.remove(b)
+    b.receive(seq, foreign, True)
+    await apply(a, write("a", 2))
+    b.receive(2, subject.data, True)
+    assert subject.losses == 1  # the store connects again, and compares
+    assert (await apply(b, write("b", 1))).position.step == 3
+
+
 def test_a_foreign_message_is_refused() -> None:
     """A message that no store has written raises an error that shows it."""
-    assert (
-        revision_key_of(encode_message(b"abc", RunState()))
-        == LatestMessage(1, encode_message(b"abc", RunState())).revision_key
-        == (b"abc", b"0.0")
-    )
     good = encode_message(b"a", RunState())
-    strange = (b"", b"hello", b"2" + good[1:], good[:-1], b"1 a 0.0 1.0 {}", b"1 a 0.0 1.0 [1]", b"1 a 0.0 1 {}", b"\xff x y z a")
+    strange = [b"", b"hello", b"2" + good[1:], good[:-1], b"1 a 0.0 1.0 {}", b"1 a 0.0 1.0 [1]", b"1 a 0.0 1 {}", b"\xff x y z a"]
+    strange += [good.replace(b" 1.0 ", b" 1.%b " % step) for step in (b"7", b"-1", b"9" * 5000)]
+    strange += [_at(step) for step in (2**53, 2**70)]
+    strange += [good[: good.index(b"{")] + b"[" * 200_000]
     for data in strange:
-        assert revision_key_of(b"") == (b"", b"")
         with pytest.raises(ForeignMessageError, match=rf"a message of {len(data)} bytes"):
             decode_message(1, data)
+    assert decode_message(1, _at(2**53 - 1)).position.step == 2**53 - 1
+
+
+def _at(step: int) -> bytes:
+    state = RunState()
+    state.position = Position(1, step)
+    return encode_message(b"a", state)

@@ -6,6 +6,7 @@ Nothing here knows the client of NATS.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
@@ -13,12 +14,12 @@ from typing import Any, Generic, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import Clock, sleep
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._protocol import Position, Snapshot
+from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot
 from aiohooks.stores._run_state import RunState
 
 T = TypeVar("T")
-_FORMAT = b"1"
-_LONGEST_PREFIX = 150  # of a message: everything before the state
+# Everything before the state: the format, the run id, the revision and the heartbeats, the position.
+_PREFIX = re.compile(rb"1 (\w{0,64}) (\d{1,16})\.(\d{1,20}) (\d{1,16})\.(\d{1,16}) ")
 _IMMEDIATE_ATTEMPTS = 3  # lost races in a row before the first pause
 _BACKOFF = Backoff(initial_secs=0.008, max_secs=0.05)
 
@@ -35,10 +36,11 @@ class LatestMessage:
         data: the message.
         position: the position of the run.
         run_id: a random word made with the run's first message; with another one, the server has lost the run meanwhile.
+        revision: grows with every change of anything but the position and the heartbeats.
         revision_key: changes with everything but the position.
     """
 
-    __slots__ = ("_state", "data", "position", "revision_key", "run_id", "seq")
+    __slots__ = ("_state", "data", "position", "revision", "revision_key", "run_id", "seq")
 
     def __init__(self, seq: int, data: bytes, state: RunState | None = None) -> None:
         """Decode the prefix of the message.
@@ -49,16 +51,17 @@ class LatestMessage:
         self.seq: int = seq
         self.data: bytes = data
         self._state = state
-        try:
-            version, run_id, revision, position, _ = data[:_LONGEST_PREFIX].split(b" ", 4)
-            epoch, step = position.split(b".")
-            self.position: Position = Position(int(epoch), int(step))
-        except ValueError as error:
-            raise _foreign(data) from error
-        if version != _FORMAT:
+        prefix = _PREFIX.match(data)
+        if prefix is None:
+            raise _foreign(data)
+        run_id, revision, heartbeats, epoch, step = prefix.groups()
+        self.position: Position = Position(int(epoch), int(step))
+        # Both are in the state as well, which may be decoded much later.
+        if max(self.position) > MAX_STEP or b'"position":[%b,%b],' % (epoch, step) not in data:
             raise _foreign(data)
         self.run_id: bytes = run_id
-        self.revision_key: tuple[bytes, bytes] = run_id, revision
+        self.revision: int = int(revision)
+        self.revision_key: tuple[bytes, bytes, bytes] = run_id, revision, heartbeats
 
     @property
     def state(self) -> RunState:
@@ -74,11 +77,25 @@ class LatestMessage:
                 raise _foreign(self.data) from error
         return self._state
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether all of the message can be decoded."""
+        try:
+            return bool(self.state)
+        except ForeignMessageError:
+            return False
+
+    def contradicts(self, latest: LatestMessage) -> bool:
+        """Return whether not both are of the server: this one is not a later message of the run, and has what is newer."""
+        if self.seq == latest.seq:
+            return self.data != latest.data
+        return self.position > latest.position or self.revision > latest.revision
+
 
 def encode_message(run_id: bytes, state: RunState) -> bytes:
     """Encode a run: the format, the run id, the revision, the position, then the whole state."""
     heartbeats = sum(member.heartbeat for member in state.members.values())
-    return b"%b %b %d.%d %d.%d %b" % (_FORMAT, run_id, state.revision, heartbeats, *state.position, state.dump())
+    return b"1 %b %d.%d %d.%d %b" % (run_id, state.revision, heartbeats, *state.position, state.dump())
 
 
 def decode_message(seq: int, data: bytes) -> LatestMessage:
@@ -90,12 +107,6 @@ def decode_message(seq: int, data: bytes) -> LatestMessage:
     message = LatestMessage(seq, data)
     _ = message.state
     return message
-
-
-def revision_key_of(data: bytes) -> tuple[bytes, bytes]:
-    """Return `LatestMessage.revision_key` without decoding the rest."""
-    parts = data[:_LONGEST_PREFIX].split(b" ", 3)
-    return (parts[1], parts[2]) if len(parts) > 3 else (b"", b"")
 
 
 def _foreign(data: bytes) -> ForeignMessageError:
@@ -158,8 +169,8 @@ class CompareAndSet:
 
     def reset(self) -> None:
         """Forget the latest message, for a new connection."""
-        if not self.data_lost:
-            self._backup = self.latest or self._backup
+        if not self.data_lost and self.latest is not None:
+            self._keep_backup(self.latest)
         self.latest = None
 
     @property
@@ -171,19 +182,27 @@ class CompareAndSet:
         return backup.run_id != latest.run_id or backup.seq > latest.seq
 
     def receive(self, seq: int, data: bytes, is_last: bool) -> None:
-        """Take a message that the server has republished; unless it `is_last`, a newer one is already queued."""
-        latest, revision_key = self.latest, revision_key_of(data)
-        if latest is not None and revision_key[0] == latest.run_id:
-            if seq <= latest.seq:
-                return
-            if not is_last and revision_key == latest.revision_key:
-                return  # only the position has changed, and the next message has that as well
+        """Take a message that the server has republished; unless it `is_last`, a newer one is already queued.
+
+        Others can publish to that subject as well. What they write is found here, or by the next write.
+
+        Raises:
+            ForeignMessageError: the message is not one of a store.
+        """
+        message, latest = LatestMessage(seq, data), self.latest
+        only_moved = latest is not None and message.revision_key == latest.revision_key
+        if latest is not None and message.run_id == latest.run_id and seq <= latest.seq:
+            if message.contradicts(latest):
+                self.reset()  # one of them is not the server's, or it has lost the other: connecting again compares
+                self._on_data_lost()
+            return
+        if only_moved and not is_last:
+            return  # the next message has the position as well
         if (mine := self._in_flight) is not None and mine[0] == data:
-            self._set_latest(LatestMessage(seq, *mine))
-        elif latest is not None and revision_key == latest.revision_key:
-            self._set_latest(LatestMessage(seq, data))  # only the position: waiters wake sooner if the state is not decoded
-        else:
-            self._set_latest(decode_message(seq, data))
+            message = LatestMessage(seq, *mine)
+        elif not only_moved:  # otherwise waiters wake sooner if the state is not decoded
+            _ = message.state
+        self._set_latest(message)
 
     async def refresh(self, secs: float) -> LatestMessage:
         """Read the latest message, within so many seconds."""
@@ -194,7 +213,7 @@ class CompareAndSet:
             return now  # received meanwhile
         if before is not None and before.run_id and (fetched.seq < before.seq or fetched.run_id != before.run_id):
             if not self.data_lost:
-                self._backup = before
+                self._keep_backup(before)
             self.latest = fetched
             self._on_data_lost()
             return fetched
@@ -238,6 +257,9 @@ class CompareAndSet:
         lost_races = 0
         while True:
             latest = self.latest or await self.refresh(secs)
+            if not latest.is_sound:  # it was republished, and not by the server
+                self.latest = None
+                continue
             state, run_id, backup = latest.state.copy(), latest.run_id, self._backup
             if self.data_lost and backup is not None:
                 if backup.run_id == run_id:  # only the latest messages are lost: with another id the others notice it, too
@@ -280,8 +302,13 @@ class CompareAndSet:
             return before
         knew_of_loss, self.latest = self.data_lost, message
         if before is not None and before.run_id not in (b"", message.run_id) and not knew_of_loss:
-            self._backup = before
+            self._keep_backup(before)
             self._on_data_lost()
         else:
             self._on_latest(message, before)
         return message
+
+    def _keep_backup(self, message: LatestMessage) -> None:
+        """Keep what this process knows, unless it is not known to be the run."""
+        if message.is_sound:
+            self._backup = message

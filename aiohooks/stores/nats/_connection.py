@@ -21,7 +21,7 @@ try:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.aio.transport import Transport
-    from nats.errors import MaxPayloadError, SlowConsumerError
+    from nats.errors import SlowConsumerError
 except ImportError as _missing:
     raise missing_extra("NatsStepStore", "nats") from _missing
 
@@ -36,7 +36,10 @@ _RESEND_SECS = 1.0
 STREAM_NOT_FOUND, MESSAGE_NOT_FOUND, _NO_REPLICAS = 10059, 10037, 10074
 WRONG_SEQUENCE = 10071, 10164
 _NOT_ENABLED = 10039, 10076
-_STORAGE_FULL = 10002, 10023, 10047
+_STORAGE_FULL = 10002, 10023, 10028, 10047, 10077
+_PASSING = 10005, *_STORAGE_FULL  # a cluster that has not enough servers yet
+_PURGE_DENIED = 10110
+_REFUSED_CODES = range(400, 429)  # as in HTTP: the request is wrong; 429 is that of a busy server
 
 
 class NoResponderError(StoreUnavailableError):
@@ -275,6 +278,7 @@ class NatsConnection:
             StoreUnavailableError: there was no reply, or the connection is broken.
         """
         self._check_usable()
+        self._check_size(len(data), headers or {})
         self._request_count += 1
         number = str(self._request_count)
         reply = self._replies[number] = asyncio.get_running_loop().create_future()
@@ -300,6 +304,16 @@ class NatsConnection:
         if not message.data and message.headers and message.headers.get("Status") == "503":
             raise NoResponderError(f"{self._address} is there, but nothing answers {subject}")
         return bytes(message.data)
+
+    def _check_size(self, size: int, headers: dict[str, str]) -> None:
+        """Refuse a message that the server would answer by closing the connection: it counts the headers as well."""
+        if headers:
+            size += len("NATS/1.0\r\n\r\n") + sum(len(f"{name}: {value}\r\n") for name, value in headers.items())
+        if size > (limit := self._client.max_payload):
+            raise StoreRefusedError(
+                f"{self._address} takes no message of more than {limit:,} bytes (max_payload), and one of the run would have "
+                f"{size:,}; give the server a larger limit, or the run fewer publishers"
+            )
 
     async def ping(self, secs: float) -> None:
         """Check that the server answers, within so many seconds; otherwise the connection is broken."""
@@ -394,11 +408,6 @@ class NatsConnection:
     def _explain_error(self, error: Exception) -> StoreUnavailableError:
         text = str(error) or type(error).__name__
         low = text.lower()
-        if isinstance(error, MaxPayloadError):
-            return StoreRefusedError(
-                f"{self._address} takes no message of more than {self._client.max_payload:,} bytes (max_payload), and the run "
-                "does not fit into one; give the server a larger limit, or the run fewer publishers"
-            )
         if isinstance(error, ssl.SSLCertVerificationError):
             hints = (hint for sign, hint in CERTIFICATE_HINTS if sign in text)
             hint = next(hints, "give tls=ssl.create_default_context(cafile=...)")
@@ -411,7 +420,9 @@ class NatsConnection:
             return StoreRefusedError(
                 f"{self._address} does not allow it ({text}); give the user the rights in docs/guides/engine-nats.md"
             )
-        return StoreUnavailableError(f"no connection to {self._address} ({text}); is a `nats-server -js -sd DIR` running there?")
+        port = self._address.servers[0].rpartition(":")[2]
+        hint = f"is a `nats-server -p {port} -js -sd DIR` running there?"
+        return StoreUnavailableError(f"no connection to {self._address} ({text}); {hint}")
 
     async def _on_reply(self, message: Msg) -> None:
         reply = self._replies.get(message.subject.rpartition(".")[2])
@@ -472,5 +483,8 @@ def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
         raise StoreRefusedError(f"{text}: it is one server, no cluster; leave out replicas=")
     if code == STREAM_NOT_FOUND:
         raise StreamGoneError(f"{text}: the stream is gone")
+    number = int(reply["error"].get("code", 0))
+    if code == _PURGE_DENIED or (number in _REFUSED_CODES and code not in _PASSING):
+        raise StoreRefusedError(f"the NATS server refuses it: {text}; look at the stream's settings (`nats stream info`)")
     hint = ": its storage is full; give it more (max_file_store), or delete what is not needed" if code in _STORAGE_FULL else ""
     raise StoreUnavailableError(f"the NATS server says: {text}{hint}")

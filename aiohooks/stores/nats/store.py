@@ -45,6 +45,21 @@ _ELECTION_SECS = 10.0
 """How long a cluster may be without a leader before this counts as an outage."""
 _EXPECTED_SEQUENCE = "Nats-Expected-Last-Subject-Sequence"
 _LONGEST_TOKEN = 500
+_HARMFUL_SETTINGS = {
+    "mirror": "nothing could be written",
+    "sources": "other streams would write into the runs",
+    "subject_transform": "a run's message would get another subject",
+    "sealed": "nothing could be written",
+    "no_ack": "no write would be acknowledged",
+    "deny_purge": "no run could be deleted",
+    "max_msgs": "a new run would delete another one, or be refused",
+    "max_bytes": "a write would delete another run, or be refused",
+    "max_msg_size": "a longer message would be refused",
+    "discard_new_per_subject": "a second write would be refused",
+    "subject_delete_marker_ttl": "a run would be replaced by a marker",
+    "allow_msg_counter": "every write would be refused",
+}
+"""Settings of a stream that must have no value, and what they would do."""
 
 
 class RunSubjects:
@@ -89,18 +104,29 @@ class RunSubjects:
             "max_age": round((forget_after_secs or 0) * 1e9),
         }
 
-    def check_stream(self, config: dict[str, Any]) -> None:
+    def check_stream(self, config: dict[str, Any], lease_secs: float) -> None:
         """Check the configuration of an existing stream.
 
         Raises:
-            StoreRefusedError: it is not a stream of step stores.
+            StoreRefusedError: it is not a stream of step stores with leases of this time.
         """
-        for name, required in self._required_config.items():
-            if (found := config.get(name)) != required:
-                raise StoreRefusedError(
-                    f"the stream {self.stream} is not one for step stores: its {name} is {found!r} and not {required!r};"
-                    " take another name with stream=, or delete it"
-                )
+        wrong = [
+            f"{name} is {found!r} and not {required!r}"
+            for name, required in self._required_config.items()
+            if (found := config.get(name)) != required
+        ]
+        wrong += [
+            f"{name} is {found!r}: {effect}"
+            for name, effect in _HARMFUL_SETTINGS.items()
+            if (found := config.get(name)) and found != -1
+        ]
+        if 0 < (age := (config.get("max_age") or 0) / 1e9) < lease_secs:
+            wrong.append(f"max_age is {age:g} s: a run in use would be deleted, whose leases are renewed within {lease_secs:g} s")
+        if wrong:
+            raise StoreRefusedError(
+                f"the stream {self.stream} is not one for step stores: its {'; its '.join(wrong)}; take another name with "
+                "stream=, or change or delete that one"
+            )
 
 
 class NatsStepStore(RemoteStepStore):
@@ -185,6 +211,7 @@ class NatsStepStore(RemoteStepStore):
             recover=lambda state, backup: state.recover(self._process, self._known(), backup.answers),
         )
         self._writes_fail = False
+        self._found_foreign = False  # a message that is not the server's
         self._answer_secs = min(max(self._heartbeat, _PING_SECS), _ANSWER_SECS)
 
     # The connection.
@@ -230,7 +257,12 @@ class NatsStepStore(RemoteStepStore):
             if connection.has_jetstream:
                 raise
             raise self._no_jetstream_error() from error
-        self._subjects.check_stream(check_reply(found)["config"])
+        try:
+            self._subjects.check_stream(check_reply(found)["config"], self._lease_secs)
+        except StoreRefusedError as error:
+            if self._opened:  # it was changed meanwhile
+                self._refuse(error)
+            raise
 
     def _no_jetstream_error(self) -> StoreRefusedError:
         return StoreRefusedError(f"{self._address} has no JetStream; start it with `nats-server -js -sd DIR`")
@@ -281,7 +313,10 @@ class NatsStepStore(RemoteStepStore):
         if "Nats-Sequence" in headers:
             try:
                 self._state.receive(int(headers["Nats-Sequence"]), data, is_last)
-            except ForeignMessageError:
+            except (ForeignMessageError, ValueError) as error:
+                log = logger.info if self._found_foreign else logger.warning
+                log("run %s: ignored what others have published to %s: %s", self.run, self._subjects.republished, error)
+                self._found_foreign = True
                 self._current_connection().check_now()  # reading the latest message raises it if it is damage
 
     def _on_election(self, data: bytes, headers: dict[str, str], is_last: bool) -> None:
@@ -371,6 +406,8 @@ class NatsStepStore(RemoteStepStore):
             return None
         try:
             number = int(check_reply(reply)["seq"])
+        except StoreRefusedError:
+            raise
         except StoreUnavailableError as error:
             # A server that is full still answers reads. It counts as lost until it takes writes again: leases are not judged.
             self._writes_fail = True
