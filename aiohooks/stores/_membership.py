@@ -218,7 +218,8 @@ class RunWatcher:
             self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
         # Without a living member nothing is initialised any more: the run has ended, or its chief will be restarted.
         self._waits.set_initialised(snapshot.ready and bool(snapshot.members or snapshot.last_exit is None))
-        self._report_others()
+        here = {member.id for member in snapshot.members}
+        self._report_others([each.name for each in old.members if each.process == self._process and each.id not in here])
 
     def hold(self, secs: float) -> None:
         """The engine has lost its data: let all waits continue until every publisher could be announced again."""
@@ -254,8 +255,8 @@ class RunWatcher:
         self._seen_exit = 0
         self._report_others()
 
-    def _report_others(self) -> None:
-        """Pass on the publishers of other processes, and how the last one there left."""
+    def _report_others(self, gone: Collection[str] = ()) -> None:
+        """Pass on the publishers of other processes, and how the last one left; those `gone` are of this process."""
         members, left = self.snapshot.members, self.snapshot.last_exit
         publishing = {member.process for member in members if not member.term}
         others = tuple(
@@ -269,7 +270,8 @@ class RunWatcher:
             self._seen_exit = left.number
             lost = left.lost
             if lost:
-                logger.warning("run %s: %s was found dead, last seen at step %d", self._waits.run, left.name, left.step)
+                whose = " of this process, which is announced again," if left.name in gone else ""
+                logger.warning("run %s: %s%s was found dead, last seen at step %d", self._waits.run, left.name, whose, left.step)
             own = self._waits.publishers.last_exit
             if own is not None and not own.is_remote and (own.name, own.step) == (left.name, left.step):
                 last_exit = own  # this process's own exit, which has the error itself

@@ -78,7 +78,8 @@ class SharedStepStore(StepStore):
             run: the name of the run; stores of different runs never meet.
             on_lost: what happens to waiters when a publisher was found dead and no other could reach their step: "raise"
                 `PublisherFailedError`, or "keep" waiting for its successor.
-            lease_secs: for how long a process that has stopped renewing its leases counts as alive.
+            lease_secs: for how long a process that has stopped renewing its leases counts as alive. They are renewed by the event
+                loop, so give more than the longest time for which the loop is blocked; a longer one is logged at WARNING.
             join_grace_secs: how long to wait for publishers if all had left before this store was opened.
         """
         super().__init__(Position(1, 0), run=run)
@@ -101,6 +102,7 @@ class SharedStepStore(StepStore):
         self._leases = LeaseWatch(self._clock, self._process)
         self._announcing: asyncio.Task[None] | None = None
         self._renewal: TimerHandle | None = None
+        self._renewed_at = 0.0
         self._announces = True
         self._failed_announcements = 0  # in a row
         self._watcher = RunWatcher(self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs)
@@ -494,6 +496,7 @@ class SharedStepStore(StepStore):
             self._failed_announcements = self._failed_announcements + 1 if failed else 0
             if refused:
                 secs = REFUSED_BACKOFF.pause_secs(self._failed_announcements)
+            self._renewed_at = self._clock.now()
             if self._announces and self._renewal is None and secs is not None:
                 self._renewal = self._clock.call_later(secs, self._announce_later if refused else self._renew)
 
@@ -508,6 +511,15 @@ class SharedStepStore(StepStore):
 
     def _renew(self) -> None:
         self._renewal = None
+        silent, secs = self._clock.now() - self._renewed_at, self._members.renewal_secs
+        if secs is not None and silent > (lease := 4 * secs):
+            logger.warning(
+                "run %s: no lease was renewed for %.1f s, as the event loop was blocked or the process stopped, and each lasts "
+                "%g s: other processes may have found it dead; run what blocks in a thread, or give a longer lease_secs=",
+                self.run,
+                silent,
+                lease,
+            )
         self._announce_again()
 
     def _stop_announcing(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 
 import pytest
 
@@ -78,6 +79,34 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
         assert "found dead" in str(caught.value.__cause__)
     await close_dead(dead, clock)
     assert any("trainer was found dead" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("blocked_secs", [7, 13])
+async def test_a_blocked_publisher_is_told(
+    clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture, blocked_secs: int
+) -> None:
+    """A process whose loop was blocked for longer than a lease logs that, for how long, and that it was found dead."""
+    with ManualClock() as own_clock:
+        blocked = FakeStepStore(engine)
+    async with blocked, FakeStepStore(engine) as b:
+        with blocked.publisher("trainer"):
+            await blocked.flush()
+            wait = asyncio.ensure_future(b.wait_for(9))
+            await ticks(40)
+            own_clock.call_later(0, lambda: setattr(own_clock, "_now", blocked_secs))  # nothing else is called meanwhile
+            await pass_time(clock, blocked_secs)
+            assert wait.done() == (blocked_secs > 10)
+            own_clock.advance(0)
+            own_clock.advance(0)
+            await ticks(40)
+            assert b.statistics().publishers == ("trainer",)
+            said = [
+                f"no lease was renewed for {blocked_secs}.0 s, .* each lasts 10 s",
+                "trainer of this process, which is announced again",
+            ]
+            for text in said:
+                assert bool(re.search(text, caplog.text)) == (blocked_secs > 10)
+        await asyncio.gather(wait, return_exceptions=True)
 
 
 @pytest.mark.parametrize("data_lost", [False, True])
