@@ -77,7 +77,7 @@ async def run_tasks(
         def run_attempt(spec: TaskSpec) -> Coroutine[Any, Any, T]:
             return main(spec.task(store), *args)
 
-        return await supervise(run_attempt, spec, max_restarts=0, backoff=Backoff(), grace_secs=10.0)
+        return await supervise(run_attempt, spec, max_restarts=0, backoff=Backoff(), stop_grace_secs=2.5)
 
 
 async def run_processes(
@@ -95,10 +95,11 @@ async def run_processes(
 ) -> list[T]:
     """Run `main(task, *args)` for the chief and each worker, each in a process of its own on this machine.
 
-    A process that dies (by a signal, or with an exit code other than 0) is restarted after a growing pause, with the next
-    `attempt`. An exception of `main` is final: the other processes get SIGTERM, which a session with `handle_signals=True`
-    takes as a stop, and SIGKILL `stop_grace_secs` later. They also end when this process does, however it ends. Whatever a
-    process that dies has started itself, and has left in its process group, is killed.
+    A process that dies (by a signal, with an exit code other than 0, or before `main` has ended) is restarted after a growing
+    pause, with the next `attempt`; so is a worker that ends while a chief is dead. An exception of `main` is final: the other
+    processes get SIGTERM, which a session with `handle_signals=True` takes as a stop, and SIGKILL `stop_grace_secs` later. They
+    also end when this process does, however it ends. Whatever a process that dies has started itself, and has left in its
+    process group, is killed.
 
     Unless the program handles SIGTERM, it ends the processes in this way, and then the program by `SystemExit`.
 
@@ -136,26 +137,25 @@ async def run_processes(
     if str(store).startswith("memory:"):
         raise InvalidArgumentError(f"store={store!r} is for one process; leave it out, or give local:///directory")
     # Made here as well, so that invalid options are refused once, before any process is started.
-    opened = open_step_store("local://" if store is None else store, run=spec.run, **spec.store_options)
+    open_step_store("local://" if store is None else store, run=spec.run, **spec.store_options)
 
     async def run_all() -> list[T]:
         own_dir = None
         if store is None:
             own_dir = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
-        run_attempt = functools.partial(run_in_process, grace_secs=stop_grace_secs)
+        url = store or f"local://{own_dir}"
+        observer = open_step_store(url, run=spec.run, **spec.store_options)
         try:
+            run_attempt = functools.partial(run_in_process, grace_secs=stop_grace_secs, own_dir=own_dir)
             return await supervise(
-                run_attempt,
-                dataclasses.replace(spec, url=store or f"local://{own_dir}"),
-                max_restarts=max_restarts,
-                backoff=backoff,
-                grace_secs=2 * stop_grace_secs + 5.0,
+                run_attempt, dataclasses.replace(spec, url=url), max_restarts, backoff, stop_grace_secs, observer
             )
         finally:
             if own_dir is not None:
                 await to_thread(lambda: shutil.rmtree(own_dir, ignore_errors=True), grace_secs=stop_grace_secs)
             elif run is None:
-                await forget_run(opened, stop_grace_secs)
+                await forget_run(observer, stop_grace_secs)
+            await observer.aclose()
 
     return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
 
@@ -166,14 +166,17 @@ _spawn = multiprocessing.get_context("spawn")
 _start_lock = threading.Lock()
 
 
-async def run_in_process(spec: TaskSpec, grace_secs: float) -> Any:
+async def run_in_process(spec: TaskSpec, grace_secs: float, own_dir: str | None = None) -> Any:
     """Run a task in a new process, which has ended when this returns or raises.
+
+    If this process is killed, the last of those that it has started removes the directory `own_dir`.
 
     Raises:
         TaskDiedError: the process ended without a result.
     """
     receiver, sender = _spawn.Pipe(duplex=False)
-    process = _spawn.Process(target=_process_main, args=(sender, spec, grace_secs), name=f"aiohooks {task_name(spec.task_id)}")
+    arguments = sender, spec, grace_secs, own_dir
+    process = _spawn.Process(target=_process_main, args=arguments, name=f"aiohooks {task_name(spec.task_id)}")
     sent: bytes | None = None
     received = False
     pid = code = None
@@ -194,8 +197,6 @@ async def run_in_process(spec: TaskSpec, grace_secs: float) -> Any:
     result: TaskResult | None = None if sent is None else await to_thread(_unpickle, sent, grace_secs=grace_secs)
     if result is not None:
         return unwrap_result(result, spec)
-    if code == 0:
-        return None
     raise TaskDiedError(
         f"the {task_name(spec.task_id)} (process {pid}, attempt {spec.attempt}) {_describe_exit(code)}",
         task_id=spec.task_id,
@@ -309,17 +310,37 @@ def _describe_exit(code: int | None) -> str:
             return f"was killed by {signal.Signals(-code).name}"
         except ValueError:
             return f"was killed by signal {-code}"
-    return f"ended with exit code {code}"
+    return f"ended with exit code {code}" + ("" if code else ", before main had ended")
 
 
 # In the new process.
 
 
-def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec, grace_secs: float) -> None:
+def _lock_directory(path: str) -> Callable[[], None]:
+    """Lock the launcher's directory, together with its other processes; return what gives that up, and is called at the end.
+
+    The last one removes the directory of a launcher that was killed. The lock is one of POSIX: no fork inherits it.
+    """
+    import fcntl  # every system with groups of processes has it
+
+    fd = os.open(os.path.join(path, ".processes"), os.O_RDWR | os.O_CREAT, 0o600)  # no run has a file of this name
+    fcntl.lockf(fd, fcntl.LOCK_SH)
+
+    def leave() -> None:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+        with contextlib.suppress(BlockingIOError, PermissionError):
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+
+    return leave
+
+
+def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec, grace_secs: float, own_dir: str | None = None) -> None:
     if hasattr(os, "setpgrp"):
         # A process group of its own, or Ctrl-C would reach this process twice: from the terminal and from the launcher.
         os.setpgrp()
-    threading.Thread(target=_end_with_parent, args=(grace_secs,), name="aiohooks: parent's end", daemon=True).start()
+    leave = _lock_directory(own_dir) if own_dir is not None else bool
+    threading.Thread(target=_end_with_parent, args=(grace_secs, leave), name="aiohooks: parent's end", daemon=True).start()
     result = run_task(spec)
     try:
         data = ForkingPickler.dumps(result)
@@ -330,9 +351,11 @@ def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec, grace
         pipe.write(_LENGTH.pack(len(data)))  # the launcher may have ended
         pipe.write(data)
     sender.close()
+    if (parent := parent_process()) is not None and parent.pid != os.getppid():
+        leave()
 
 
-def _end_with_parent(grace_secs: float) -> None:
+def _end_with_parent(grace_secs: float, leave: Callable[[], object]) -> None:
     """End this process when its parent ends, which may be killed before it can end its processes."""
     parent = parent_process()
     if parent is None:
@@ -342,6 +365,7 @@ def _end_with_parent(grace_secs: float) -> None:
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(grace_secs)
+    leave()
     if hasattr(os, "killpg"):
         os.killpg(0, signal.SIGKILL)  # with what this process has started itself
     os._exit(1)

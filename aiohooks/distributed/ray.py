@@ -100,9 +100,8 @@ async def run(
         await to_thread(lambda: _cluster.join(address, timeout=60.0, **init), grace_secs=60.0)
         try:
             async with store:
-                grace_secs = 2 * stop_grace_secs + 5.0
                 try:
-                    return await supervise(run_attempt, spec, max_restarts=max_restarts, backoff=backoff, grace_secs=grace_secs)
+                    return await supervise(run_attempt, spec, max_restarts, backoff, stop_grace_secs, store)
                 finally:
                     if run is None:
                         await forget_run(store, stop_grace_secs)

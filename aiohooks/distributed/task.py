@@ -33,6 +33,7 @@ from aiohooks.errors import (
     StoreUnavailableError,
     TaskDiedError,
     add_note,
+    is_clean_end,
     safe_str,
 )
 from aiohooks.session.coordinator import Coordinator, owner_of
@@ -211,12 +212,14 @@ def unwrap_result(result: TaskResult, spec: TaskSpec) -> Any:
 async def supervise(
     run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]],
     spec: TaskSpec,
-    *,
     max_restarts: int,
     backoff: Backoff,
-    grace_secs: float,
+    stop_grace_secs: float,
+    store: StepStore | None = None,
 ) -> list[T]:
     """Run the chief and all workers, restart those that die, and return their results, the chief's first.
+
+    A worker that ends while the chief is dead is restarted as well: the next one restores a checkpoint, and the run is not done.
 
     When one fails the others are cancelled.
 
@@ -226,7 +229,8 @@ async def supervise(
         spec: the spec of all tasks.
         max_restarts: how often each task may be restarted.
         backoff: the pauses before restarts.
-        grace_secs: how long the tasks may take to end after a cancellation.
+        stop_grace_secs: how long a task may take to end after a cancellation, before it is killed.
+        store: that of the run, to see whether a chief that has died has a successor; closed by the caller.
 
     Raises:
         ExceptionGroup: of the errors of the tasks that failed.
@@ -234,17 +238,32 @@ async def supervise(
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
+    dead_chiefs_term = 0
+
     async def run_with_restarts(task_id: int) -> T:
-        attempt = 1
+        nonlocal dead_chiefs_term
+        attempt, deaths = 1, 0
+        results: list[T] = []
         while True:
             try:
-                return await run_attempt(replace(spec, task_id=task_id, attempt=attempt))
+                results.append(await run_attempt(replace(spec, task_id=task_id, attempt=attempt)))
+                if task_id == 0 or tasks[0].done() or not dead_chiefs_term or await _term_of(store) > dead_chiefs_term:
+                    return results[-1]
+                reason = f"the {task_name(task_id)} has ended while the chief is dead and the run is not done"
             except TaskDiedError as error:
-                if attempt > max_restarts:
+                deaths += 1
+                if deaths > max_restarts:
                     add_note(error, f"not restarted again after {max_restarts} restarts")
                     raise
-                secs = backoff.pause_secs(attempt)
-                _logger.warning("%s; restarting it in %.1f s, attempt %d", error, secs, attempt + 1)
+                reason = str(error)
+                if task_id == 0:
+                    dead_chiefs_term = await _term_of(store)
+            except Exception as error:
+                if results and is_clean_end(error):
+                    return results[-1]  # the next chief has finished meanwhile
+                raise
+            secs = backoff.pause_secs(attempt)
+            _logger.warning("%s; restarting it in %.1f s, attempt %d", reason, secs, attempt + 1)
             await sleep(secs)
             attempt += 1
 
@@ -261,13 +280,23 @@ async def supervise(
     finally:
         for task in tasks:
             task.cancel()
-        await shielded(wait_done(tasks, None), grace_secs=grace_secs, what="ending the tasks of a run")
+        await shielded(wait_done(tasks, None), grace_secs=2 * stop_grace_secs + 5.0, what="ending the tasks of a run")
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if not errors and any(task.cancelled() for task in tasks):
         errors = [TaskDiedError(f"the {task.get_name()} was cancelled from outside") for task in tasks if task.cancelled()]
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {len(tasks)} tasks failed", errors)
     return [task.result() for task in tasks]
+
+
+async def _term_of(store: StepStore | None) -> int:
+    """Return the term of the run's last chief; 0 if it has had none, or that cannot be read."""
+    report = None
+    try:
+        report = None if store is None else await store.inspect()
+    except StoreUnavailableError as error:
+        _logger.warning("cannot read whether the chief has a successor: %s", error)
+    return 0 if report is None else report.term
 
 
 async def until_sigterm(running: Coroutine[Any, Any, T], label: str) -> T:

@@ -19,7 +19,9 @@ import pytest
 from aiohooks import Backoff
 from aiohooks.distributed import Task, local
 from aiohooks.distributed.local import run_processes, run_tasks
-from aiohooks.errors import InvalidArgumentError, TaskDiedError
+from aiohooks.distributed.task import make_spec, supervise
+from aiohooks.errors import InvalidArgumentError, PublisherFinishedError, TaskDiedError
+from aiohooks.stores import MemoryStepStore
 from tests.support import tasks as distributed_tasks
 from tests.support.source import ROOT
 from tests.support.waiting import ticks
@@ -66,6 +68,48 @@ async def test_cancelling_the_launcher_cancels_the_tasks() -> None:
     with pytest.raises(asyncio.CancelledError):
         await launcher
     assert ended == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("successor", "result"), [("leads already", 1), ("leads later", 2), ("finishes", 1), ("never leads", 1), ("comes later", 1)]
+)
+async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result: int) -> None:
+    """It is restarted, as the next chief goes back to a checkpoint; if that one has finished meanwhile, it has ended before."""
+    worker_ended, chief_died, led = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def worker(attempt: int) -> int:
+        if attempt == 1:
+            await (ticks(1) if successor == "comes later" else chief_died.wait())
+            await ticks(20)
+            worker_ended.set()
+        else:
+            await led.wait()
+            if successor == "finishes":
+                raise PublisherFinishedError("chief finished at step 7")
+        return attempt
+
+    async def chief(attempt: int) -> int:
+        if successor == "comes later" or (attempt == 2 and successor != "leads already"):
+            await worker_ended.wait()
+            await ticks(20)
+        async with store.lead() if successor != "never leads" else contextlib.nullcontext():
+            if attempt == 1:
+                chief_died.set()
+                raise TaskDiedError("the chief died", task_id=0)
+            led.set()
+            await worker_ended.wait()
+        return attempt
+
+    async with MemoryStepStore() as store:
+        found = await supervise(
+            lambda spec: worker(spec.attempt) if spec.task_id else chief(spec.attempt),
+            make_spec(_no_task, (), 1, None, None),
+            max_restarts=1,
+            backoff=NO_PAUSES,
+            stop_grace_secs=1.0,
+            store=store,
+        )
+    assert found == [2, result]
 
 
 async def _no_task(task: Task) -> None: ...
@@ -140,7 +184,7 @@ async def test_a_run_without_a_name_is_forgotten(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.asyncio(loop_factories=["asyncio"])
-@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("how", ["kill", "exit", "end before main does"])
 async def test_a_process_that_dies_is_restarted(how: str) -> None:
     """The restarted task has the next attempt; the others continue."""
     assert await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 2), backoff=NO_PAUSES) == [1, 3]
@@ -293,11 +337,13 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
 @needs_pidfd
 @pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_the_processes_end_with_a_killed_launcher(tmp_path: Path) -> None:
-    """After a SIGKILL of the launcher its processes end."""
+    """After a SIGKILL of the launcher its processes end, and the last one removes its directory."""
     async with launched(tmp_path) as (launcher, pids):
+        assert os.listdir(tmp_path / "temporary") != []
         launcher.kill()
         for pid in pids:
             await wait_ended(pid)
+    assert os.listdir(tmp_path / "temporary") == []
 
 
 @pytest.mark.slow

@@ -89,8 +89,8 @@ def check_staggered(started: Sequence[tuple[int, int]], killed: Sequence[int] = 
 async def dies(task: Task, how: str, attempts: int) -> int:
     """Let worker 1 die in its first attempts; return the number of the attempt."""
     if task.task_id == 1 and task.attempt <= attempts:
-        if how == "exit":
-            os._exit(3)
+        if how != "kill":
+            os._exit(3 if how == "exit" else 0)
         os.kill(os.getpid(), signal.SIGKILL)
     return task.attempt
 
