@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlsplit
 
 from aiohooks._aio.cancel import to_thread, wait_done
-from aiohooks._aio.clock import TimerHandle, current_clock, sleep
+from aiohooks._aio.clock import sleep
 from aiohooks._command_line.steps import shared_store
 from aiohooks.distributed.task import until_sigterm
 from aiohooks.errors import AiohooksError, InvalidArgumentError, printable, safe_str
@@ -194,7 +194,11 @@ async def _follow_service(url: SplitResult, row: _Row) -> None:
     async with asyncio.timeout(_CONNECT_SECS):
         tls = ssl.create_default_context() if url.scheme == "https" else None
         port = url.port or (443 if tls else 80)
-        reader, writer = await asyncio.open_connection(url.hostname, port, ssl=tls, limit=_MAX_EVENT_BYTES)
+        try:
+            reader, writer = await asyncio.open_connection(url.hostname, port, ssl=tls, limit=_MAX_EVENT_BYTES)
+        except OSError as error:
+            hint = "start the service, or correct the URL"
+            raise AiohooksError(f"no service answers at {url.hostname}:{port}; {hint}") from error
     try:
         writer.write(_request(url))
         async with asyncio.timeout(_CONNECT_SECS):
@@ -276,9 +280,8 @@ async def _follow_directory(path: Path, row: _Row) -> None:
     from aiohooks.checkpoint.saver import CheckpointDirectory
 
     directory = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes=0, read_only=True)
-    with _notified_of_changes(path) as changed:
+    with _changes_of(path) as wait_changed:
         while True:
-            changed.clear()
             found, exists = await to_thread(lambda: (directory.checkpoints(), path.is_dir()))
             if not exists:
                 row.end("the directory was removed")
@@ -289,20 +292,19 @@ async def _follow_directory(path: Path, row: _Row) -> None:
             else:
                 metrics = "".join(f", {name} = {value:.4g}" for name, value in newest.metrics.items())
                 row.update(newest.step, f"{newest.path.name} of {len(found)} checkpoints{metrics}")
-            await changed.wait()
+            await wait_changed()
 
 
 @contextlib.contextmanager
-def _notified_of_changes(path: Path) -> Generator[asyncio.Event]:
-    """Set the event when a checkpoint appears or disappears: by inotify, or once a second where that is not available."""
+def _changes_of(path: Path) -> Generator[Callable[[], Coroutine[Any, Any, None]]]:
+    """Yield what waits until a checkpoint appears or disappears: by inotify, or for a second where that is not available."""
     from aiohooks.stores.local._notify import DELETE_SELF, MOVE_SELF, MOVED_FROM, MOVED_TO, Inotify
 
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
     try:
         inotify = Inotify()
     except OSError:
-        with _set_regularly(changed):
-            yield changed
+        yield functools.partial(sleep, _POLL_SECS)
         return
 
     def on_events() -> None:
@@ -310,29 +312,16 @@ def _notified_of_changes(path: Path) -> Generator[asyncio.Event]:
             os.read(inotify.fd, 1 << 16)
         changed.set()
 
+    async def wait_changed() -> None:
+        await changed.wait()
+        changed.clear()
+
     try:
         inotify.add(path, MOVED_TO | MOVED_FROM | DELETE_SELF | MOVE_SELF)
         loop.add_reader(inotify.fd, on_events)
         try:
-            yield changed
+            yield wait_changed
         finally:
             loop.remove_reader(inotify.fd)
     finally:
         inotify.close()
-
-
-@contextlib.contextmanager
-def _set_regularly(event: asyncio.Event) -> Generator[None]:
-    clock = current_clock()
-    timer: TimerHandle
-
-    def set_event() -> None:
-        nonlocal timer
-        event.set()
-        timer = clock.call_later(_POLL_SECS, set_event)
-
-    timer = clock.call_later(_POLL_SECS, set_event)
-    try:
-        yield
-    finally:
-        timer.cancel()

@@ -25,7 +25,7 @@ from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command, start_command
 from tests.support.sessions import counting_graph
 from tests.support.store_servers import first_stream
-from tests.support.waiting import HANG_SECS
+from tests.support.waiting import HANG_SECS, ticks
 
 pytestmark = [pytest.mark.slow]
 
@@ -151,13 +151,13 @@ async def test_a_directory_without_inotify(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("there is no inotify")
 
     monkeypatch.setattr(_notify, "Inotify", refuse)
-    with watch._notified_of_changes(tmp_path) as changed:
-        assert not changed.is_set()
-        clock.advance(1)
-        assert changed.is_set()
-        changed.clear()
-        clock.advance(1)
-        assert changed.is_set()
+    with watch._changes_of(tmp_path) as wait_changed:
+        for _ in range(2):
+            waiting = asyncio.create_task(wait_changed())
+            await ticks(3)
+            assert not waiting.done()
+            clock.advance(1)
+            await waiting
     assert clock.pending == 0
 
 
@@ -284,7 +284,7 @@ async def test_what_is_no_service() -> None:
         (line,) = (line for line in lines if line.startswith(f"http://127.0.0.1:{port}/{number}:"))
         assert text in line
     with watching(f"http://127.0.0.1:{port}") as watch:
-        await watch.line_with("failed")
+        await watch.line_with(f"failed: no service answers at 127.0.0.1:{port}; start the service, or correct the URL")
         assert await watch.ended() == 1
 
 
