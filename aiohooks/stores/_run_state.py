@@ -69,7 +69,7 @@ class RunState:
         self.gone: list[str] = []  # those that were removed without having been renewed
 
     def copy(self) -> RunState:
-        other = RunState()
+        other = RunState.__new__(RunState)
         for name in self.__slots__:
             value = getattr(self, name)
             setattr(other, name, value.copy() if isinstance(value, (dict, list)) else value)
@@ -92,6 +92,10 @@ class RunState:
                 self.failure = Failure(request.error, self.position)
                 self.revision += 1
         return self._answer("ok")
+
+    def begin_revision(self) -> None:
+        """Change nothing else: a write to see whether the engine takes writes."""
+        self.revision += 1
 
     def forget(self, *writers: str) -> None:
         """Drop the last answers to these writers."""

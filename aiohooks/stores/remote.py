@@ -17,7 +17,7 @@ from aiohooks._aio.clock import TimerHandle, wake, wake_after
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_secs
 from aiohooks.errors import AiohooksError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, copy_error
-from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, WriteKind, logger
+from aiohooks.stores._protocol import Answer, EngineError, Position, Request, Snapshot, WriteKind, logger
 from aiohooks.stores._waiting import resolve
 from aiohooks.stores.report import RunReport
 from aiohooks.stores.shared import SharedStepStore
@@ -91,9 +91,7 @@ class RemoteStepStore(SharedStepStore):
         self._pending_writes: deque[_PendingWrite] = deque()
         self._writing: asyncio.Task[None] | None = None
         self._outage_limit: TimerHandle | None = None
-        self._given_up = False
-        self._damage: StoreDamagedError | None = None
-        self._refusal: StoreRefusedError | None = None
+        self._failure: EngineError | None = None  # what ends all calls and waits; for good if it is damage
         self._answers = 0
 
     # What an engine implements.
@@ -190,25 +188,34 @@ class RemoteStepStore(SharedStepStore):
                 if connected and (self._activity() != activity or self._clock.now() - since > _BACKOFF.max_secs):
                     attempt = 0
                 connected = False
-                if self._damage is None:
+                if not self._is_damaged:
                     self._on_disconnect(error)
                 await self._close_connection()
             except StoreDamagedError as error:
                 self._end_by_damage(error)
                 await self._close_connection()
-            if self._damage is not None:
+            if self._is_damaged:
                 return
             attempt += 1
             await self._backoff_sleep(self._pause_secs(attempt))
 
     def _end_by_damage(self, error: StoreDamagedError) -> None:
-        """End all waits, and the connection: whoever finds that what is there is no run, finds it for all."""
-        if self._damage is None:
+        """End all calls and waits, and the connection: whoever finds that what is there is no run, finds it for all."""
+        if not self._is_damaged:
             logger.error("run %s: %s", self.run, error)
-            self._damage = error
+            self._end_all(error)
+            self._spawn(self._close_connection(), "closing the connection to a damaged run")
+
+    @property
+    def _is_damaged(self) -> bool:
+        return isinstance(self._failure, StoreDamagedError)
+
+    def _end_all(self, error: EngineError) -> None:
+        """End calls and waits with `error`: for good if it is damage, otherwise until a connection can be made."""
+        if not self._is_damaged:
+            self._failure = error
             self._abort_waits(error)
             self._wake_sleepers()
-            self._spawn(self._close_connection(), "closing the connection to a damaged run")
 
     def _pause_secs(self, attempt: int) -> float:
         """Return the pause before an attempt; a process with a lease makes one before the lease can run out."""
@@ -242,27 +249,13 @@ class RemoteStepStore(SharedStepStore):
         log = logger.info if self._forgotten else logger.warning
         log("run %s: the connection is lost, trying again: %s", self.run, error)
         if self._max_outage_secs is not None:
-            self._outage_limit = self._clock.call_later(self._max_outage_secs, self._give_up)
-
-    def _give_up(self) -> None:
-        self._given_up = True
-        self._abort_waits(self._outage_error())
-        self._wake_sleepers()
-
-    def _refuse(self, error: StoreRefusedError) -> None:
-        """End waits and requests with `error`, until a connection can be made: the engine is there, and the run is not."""
-        self._refusal = error
-        self._abort_waits(error)
-        self._wake_sleepers()
-
-    def _outage_error(self) -> StoreUnavailableError:
-        return StoreUnavailableError(f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}")
+            late = StoreUnavailableError(f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}")
+            self._outage_limit = self._clock.call_later(self._max_outage_secs, functools.partial(self._end_all, late))
 
     def _on_reconnect(self, snapshot: Snapshot) -> None:
         logger.info("run %s: connected again after %.1f s", self.run, self.outage_secs or 0.0)
         self._end_outage()
-        self._given_up = False
-        self._refusal = None
+        self._failure = None
         self._waits.clear_failure()
         self._leases.restart()
         known = self._snapshot
@@ -333,12 +326,8 @@ class RemoteStepStore(SharedStepStore):
             except StoreUnavailableError:
                 if self._waits.closed:
                     raise self._closed_error() from None
-                if self._damage is not None:
-                    raise copy_error(self._damage) from None
-                if self._refusal is not None:
-                    raise copy_error(self._refusal) from None
-                if self._given_up:
-                    raise self._outage_error() from None
+                if self._failure is not None:
+                    raise copy_error(self._failure) from None
                 if writes is not None and all(write.answer.done() for write in writes):
                     raise
             else:

@@ -17,14 +17,17 @@ import pytest
 from nats.aio.client import Client
 
 from aiohooks import PublisherFailedError
-from aiohooks.errors import StoreUnavailableError, WrongLoopError
+from aiohooks._aio.clock import LoopClock
+from aiohooks.errors import StoreRefusedError, StoreUnavailableError, WrongLoopError
 from aiohooks.stores import Position, open_step_store
 from aiohooks.stores.nats import NatsStepStore
+from aiohooks.stores.nats._connection import NatsConnection, NoResponderError, parse_address
+from aiohooks.stores.nats.store import RunSubjects
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.source import ROOT
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, first_stream, running
-from tests.support.waiting import HANG_SECS
+from tests.support.waiting import HANG_SECS, parked_waits, until_true
 
 numbers = itertools.count(1)
 
@@ -272,3 +275,92 @@ async def test_a_forked_store_is_refused(server: Server, name: str) -> None:
             await store.advance()
         store._waits.forked = False
         assert await store.advance() == 1
+
+
+# Streams and messages of others.
+
+
+async def configure(server: Server, request: str, name: str, setting: dict[str, Any]) -> None:
+    """Create or update a stream of step stores with another setting."""
+    config = {**RunSubjects(name, "r").stream_config(1, None), **setting}
+    reply = await request_api(server, f"STREAM.{request}.{name}", config)
+    assert "error" not in reply, reply
+
+
+HARMFUL = [
+    {"discard": "new", "discard_new_per_subject": True},
+    {"discard": "new", "max_msgs": 3},
+    {"max_bytes": 2048},
+    {"max_msg_size": 300},
+    {"max_age": 1_000_000_000},
+    {"deny_purge": True},
+    {"no_ack": True},
+    {"allow_msg_counter": True},
+    {"sources": [{"name": "OTHER"}]},
+    {"max_msgs_per_subject": 2},
+    {"retention": "interest"},
+]
+HARMLESS = [{"discard": "new"}, {"storage": "memory"}, {"deny_delete": True}, {"compression": "s2"}, {"max_age": 10_000_000_000}]
+
+
+@pytest.mark.parametrize("setting", [*HARMFUL, *HARMLESS], ids=json.dumps)
+async def test_a_stream_of_others(server: Server, setting: dict[str, Any], name: str) -> None:
+    """What would break a write, a read or a deletion is refused with the name of the setting; other streams are used."""
+    await configure(server, "CREATE", name, setting)
+    store = store_of(server.port, stream=name)
+    if setting in HARMFUL:
+        with pytest.raises(StoreRefusedError, match=rf"its {[*setting][-1]} is .*; take another name with stream="):
+            await store.advance()
+        return await store.aclose()
+    assert [await store.advance(), await store.advance()] == [1, 2]
+    await store.forget()
+
+
+@pytest.mark.parametrize("setting", [{"sealed": True}, {"max_msg_size": 100}], ids=json.dumps)
+async def test_a_stream_that_is_changed_meanwhile(server: Server, setting: dict[str, Any], name: str) -> None:
+    """A write that the server will never accept is refused immediately, and after reconnecting what is refused is the stream."""
+    async with store_of(server.port, stream=name) as store:
+        assert await store.advance() == 1
+        await configure(server, "UPDATE", name, setting)
+        with pytest.raises(StoreRefusedError, match=r"the NATS server refuses it: .*look at the stream's settings"):
+            await store.advance()
+        assert (await store.value()).step == 1
+        (wait,) = await parked_waits(store, 9)
+        store._current_connection()._transport.abort()
+        with pytest.raises(StoreRefusedError, match=f"its {next(iter(setting))} is"):
+            await wait
+
+
+async def test_headers_count(server: Server) -> None:
+    """What the server would refuse by closing the connection is not sent; the longest message that it takes is."""
+    connection = NatsConnection(parse_address(server.url), LoopClock(), {})
+    await connection.open([f"127.0.0.1:{server.port}"], HANG_SECS)
+    for headers, spare in ((None, 0), ({"Nats-Expected-Last-Subject-Sequence": "17"}, 53)):
+        with pytest.raises(NoResponderError):
+            await connection.request("no-one", b"x" * (2**20 - spare), HANG_SECS, headers)
+        with pytest.raises(StoreRefusedError, match=r"no message of more than 1,048,576 bytes .* would have 1,048,577"):
+            await connection.request("no-one", b"x" * (2**20 + 1 - spare), HANG_SECS, headers)
+    await connection.ping(HANG_SECS)
+    await connection.close()
+
+
+@pytest.mark.parametrize("what", ["cut", "ahead", "number", "junk"])
+async def test_a_message_of_others(server: Server, what: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A message where the server republishes: calls and waits continue with what the stream has, and the log says so."""
+    client = Client()
+    await client.connect(server.url)
+    options: dict[str, Any] = {"stream": name, "heartbeat": 600.0}
+    async with store_of(server.port, **options) as trainer, store_of(server.port, **options) as worker:
+        await trainer.advance(3)
+        (near,), (far,) = await parked_waits(worker, 4), await parked_waits(worker, 1000)
+        data = (await client.jetstream().get_last_msg(name, f"{name}.run.default")).data or b""
+        seq = {"cut": "2", "ahead": "1000000", "number": "x", "junk": "2"}[what]
+        data = {"cut": data[:-3], "ahead": data, "number": data, "junk": b"junk"}[what]
+        await client.publish(f"{name}.news.default", data, headers={"Nats-Sequence": seq})
+        await client.close()
+        assert await trainer.advance() == 4
+        assert await near == 4
+        assert await worker.advance() == 5
+        await until_true(lambda: "ignored what others have published" in caplog.text or "is gone from" in caplog.text)
+        assert not far.done()
+        far.cancel()

@@ -82,7 +82,7 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
 
 
 @pytest.mark.parametrize("blocked_secs", [7, 13])
-async def test_a_blocked_publisher_is_told(
+async def test_a_publisher_whose_loop_was_blocked(
     clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture, blocked_secs: int
 ) -> None:
     """A process whose loop was blocked for longer than a lease logs that, for how long, and that it was found dead."""

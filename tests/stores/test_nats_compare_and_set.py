@@ -254,17 +254,18 @@ async def test_a_state_that_is_decoded_later_is_still_checked(ahead: int, stored
         await run.refresh(1.0)
 
 
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("seq", [1, 2, 10**9])
-async def test_what_others_publish_does_not_hide_what_the_server_publishes(seq: int) -> None:
+async def test_what_others_publish_does_not_hide_what_the_server_publishes(seq: int, first: bool) -> None:
     """After a message that looks like one of the server's, with a number of its own, the next real one is noticed."""
     subject = FakeSubject()
     a, b = subject.run_of("a"), subject.run_of("b")
     await apply(a, write("a", 1))
     foreign = subject.data if seq > 1 else subject.data.replace(b"1.1 ", b"1.0 ").replace(b"[1,1],", b"[1,0],")
     subject.listeners.remove(b)
-    b.receive(seq, foreign, True)
     await apply(a, write("a", 2))
-    b.receive(2, subject.data, True)
+    for number, data in [(seq, foreign), (2, subject.data)][:: 1 if first else -1]:
+        b.receive(number, data, data is foreign or first)
     assert subject.losses == 1  # the store connects again, and compares
     assert (await apply(b, write("b", 1))).position.step == 3
 

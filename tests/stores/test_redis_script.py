@@ -178,8 +178,8 @@ def test_the_script_is_linear_in_what_others_have_written(client: redis.Redis, j
         assert [client.dump(key) for key in scripted.keys.all] == before
 
 
-def test_an_answer_beyond_the_step_is_not_repeated(client: redis.Redis) -> None:
-    """A write is not answered with a step that the run has never reached."""
+def test_answers_that_no_store_has_written(client: redis.Redis) -> None:
+    """A write is not answered with a step that the run has never reached, and too many answers are not read."""
     scripted = Scripted(client)
     write = Write("advance", 1, Position(1, 0), 0, "w", 1)
     scripted.apply(write)
@@ -187,14 +187,9 @@ def test_an_answer_beyond_the_step_is_not_repeated(client: redis.Redis) -> None:
         client.hset(scripted.keys.all[-1], "w w", answer)
         with pytest.raises(redis.ResponseError, match="FOREIGN"):
             scripted.apply(write)
-
-
-def test_too_many_answers_are_not_read(client: redis.Redis) -> None:
-    """A hash that no store has filled is refused by its number of fields."""
-    scripted = Scripted(client)
     client.hset(scripted.keys.all[-1], mapping={f"x{number}": "" for number in range(6_000)})
-    with pytest.raises(redis.ResponseError, match="FOREIGN the number of the answers is 6002"):
-        scripted.apply(Write("advance", 1, Position(1, 0), 0, "w", 1))
+    with pytest.raises(redis.ResponseError, match="FOREIGN the number of the answers is 6003"):
+        scripted.apply(write._replace(writer="another"))
 
 
 def test_all_keys_of_a_run_are_on_one_node() -> None:

@@ -338,11 +338,7 @@ class RunFiles:
         return not _is_at(self.path, self.run_fd)
 
     def check_files(self) -> None:
-        """Check that other processes open the same files.
-
-        Raises:
-            StoreDamagedError: one was removed or replaced: steps would be written where no other process reads them.
-        """
+        """Raise `StoreDamagedError` if a file was removed or replaced: other processes would not read what is written to it."""
         for name, fd in (("position", self._position_fd), ("notify", self._notify_fd)):
             if not _is_at(self.path / name, fd):
                 raise self._damaged(name, "no file, or another one", "the file that this process has open")

@@ -71,21 +71,17 @@ class FileLock:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Call `work` under the lock."""
+        """Call `work` under the lock; where a thread has to wait for it, after earlier work, and not if cancelled by then."""
         if self.try_acquire():
             try:
                 return work()
             finally:
                 self.release()
-        return await self.run_in_thread(work)
-
-    def run_in_thread(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Have a thread call `work` under the lock, after earlier ones; not if the future is cancelled by then."""
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.append((work, future))
         if not self._thread_started:
             self._start_thread()
-        return future
+        return await future
 
     def _start_thread(self) -> None:
         self._thread_started = self._thread_has_fd = True

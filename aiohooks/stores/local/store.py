@@ -139,12 +139,10 @@ class LocalStepStore(SharedStepStore):
     async def _disconnect(self) -> None:
         self._ready = False
         self._subscribed_step = None
-        if self._poll_timer is not None:
-            self._poll_timer.cancel()
-            self._poll_timer = None
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-            self._retry_timer = None
+        for timer in (self._poll_timer, self._retry_timer):
+            if timer is not None:
+                timer.cancel()
+        self._poll_timer = self._retry_timer = None
         files, lock, inotify = self._files, self._lock, self._inotify
         self._files = self._lock = self._inotify = None
         loop = get_running_loop()

@@ -36,11 +36,10 @@ class LatestMessage:
         data: the message.
         position: the position of the run.
         run_id: a random word made with the run's first message; with another one, the server has lost the run meanwhile.
-        revision: grows with every change of anything but the position and the heartbeats.
         revision_key: changes with everything but the position.
     """
 
-    __slots__ = ("_state", "data", "position", "revision", "revision_key", "run_id", "seq")
+    __slots__ = ("_state", "data", "position", "revision_key", "run_id", "seq")
 
     def __init__(self, seq: int, data: bytes, state: RunState | None = None) -> None:
         """Decode the prefix of the message.
@@ -60,8 +59,7 @@ class LatestMessage:
         if max(self.position) > MAX_STEP or b'"position":[%b,%b],' % (epoch, step) not in data:
             raise _foreign(data)
         self.run_id: bytes = run_id
-        self.revision: int = int(revision)
-        self.revision_key: tuple[bytes, bytes, bytes] = run_id, revision, heartbeats
+        self.revision_key: tuple[bytes, int, bytes] = run_id, int(revision), heartbeats
 
     @property
     def state(self) -> RunState:
@@ -76,20 +74,6 @@ class LatestMessage:
             except ValueError as error:
                 raise _foreign(self.data) from error
         return self._state
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether all of the message can be decoded."""
-        try:
-            return bool(self.state)
-        except ForeignMessageError:
-            return False
-
-    def contradicts(self, latest: LatestMessage) -> bool:
-        """Return whether not both are of the server: this one is not a later message of the run, and has what is newer."""
-        if self.seq == latest.seq:
-            return self.data != latest.data
-        return self.position > latest.position or self.revision > latest.revision
 
 
 def encode_message(run_id: bytes, state: RunState) -> bytes:
@@ -156,6 +140,7 @@ class CompareAndSet:
             recover: called before the first update after that, with the server's state, to change, and the latest known one.
         """
         self.latest: LatestMessage | None = None
+        self._passed_over = Position(0, 0)  # the position of a message before the one that was expected to be the latest
         self._backup: LatestMessage | None = None  # the latest before the connection or the server's data was lost
         self._clock = clock
         self._fetch = fetch
@@ -169,8 +154,8 @@ class CompareAndSet:
 
     def reset(self) -> None:
         """Forget the latest message, for a new connection."""
-        if not self.data_lost and self.latest is not None:
-            self._keep_backup(self.latest)
+        if not self.data_lost:
+            self._backup = self.latest or self._backup
         self.latest = None
 
     @property
@@ -184,20 +169,25 @@ class CompareAndSet:
     def receive(self, seq: int, data: bytes, is_last: bool) -> None:
         """Take a message that the server has republished; unless it `is_last`, a newer one is already queued.
 
-        Others can publish to that subject as well. What they write is found here, or by the next write.
-
-        Raises:
-            ForeignMessageError: the message is not one of a store.
+        Others can publish to that subject as well. What they write is found here (`ForeignMessageError`), or by the next write.
         """
         message, latest = LatestMessage(seq, data), self.latest
         only_moved = latest is not None and message.revision_key == latest.revision_key
-        if latest is not None and message.run_id == latest.run_id and seq <= latest.seq:
-            if message.contradicts(latest):
+        if latest is not None and message.run_id == latest.run_id:
+            before = max(latest.position, self._passed_over)
+            if seq > latest.seq:
+                contradicts = message.position < before
+            else:
+                is_newer = message.position > before or message.revision_key[1] > latest.revision_key[1]
+                contradicts = is_newer or (seq == latest.seq and data != latest.data)
+            if contradicts:
                 self.reset()  # one of them is not the server's, or it has lost the other: connecting again compares
-                self._on_data_lost()
-            return
+                return self._on_data_lost()
+            if seq <= latest.seq:
+                return
         if only_moved and not is_last:
-            return  # the next message has the position as well
+            self._passed_over = message.position  # the next message has it as well
+            return
         if (mine := self._in_flight) is not None and mine[0] == data:
             message = LatestMessage(seq, *mine)
         elif not only_moved:  # otherwise waiters wake sooner if the state is not decoded
@@ -213,7 +203,7 @@ class CompareAndSet:
             return now  # received meanwhile
         if before is not None and before.run_id and (fetched.seq < before.seq or fetched.run_id != before.run_id):
             if not self.data_lost:
-                self._keep_backup(before)
+                self._backup = before
             self.latest = fetched
             self._on_data_lost()
             return fetched
@@ -244,28 +234,22 @@ class CompareAndSet:
                 self._pending.remove(update)
         return update.result[0]
 
-    async def write_again(self, secs: float) -> None:
-        """Write what is there already, which fails where the server takes no writes."""
-        latest = self.latest or await self.refresh(secs)
-        if latest is NO_MESSAGE:
-            await self.update(lambda state: None, secs)
-        else:  # if another process is faster, its write has shown it
-            await self._publish(latest.data, latest.seq)
-
     async def _commit(self, pending: list[_PendingUpdate[Any]], secs: float) -> None:
         """Apply the updates that are in `pending` at the time of an attempt, all together."""
         lost_races = 0
         while True:
             latest = self.latest or await self.refresh(secs)
-            if not latest.is_sound:  # it was republished, and not by the server
-                self.latest = None
+            try:
+                state, run_id, backup = latest.state.copy(), latest.run_id, self._backup if self.data_lost else None
+                known = None if backup is None else backup.state
+            except ForeignMessageError:  # it was republished, and not by the server
+                self.latest = self._backup = None
                 continue
-            state, run_id, backup = latest.state.copy(), latest.run_id, self._backup
-            if self.data_lost and backup is not None:
+            if backup is not None and known is not None:
                 if backup.run_id == run_id:  # only the latest messages are lost: with another id the others notice it, too
                     state.mark_older()
                     run_id = b""
-                self._recover(state, backup.state)
+                self._recover(state, known)
             updates = tuple(pending)
             results = [update.apply(state) for update in updates]
             if await self._compare_and_set(latest, run_id or secrets.token_hex(4).encode(), state, secs):
@@ -300,15 +284,10 @@ class CompareAndSet:
         before = self.latest
         if before is not None and before.run_id == message.run_id and message.seq <= before.seq:
             return before
-        knew_of_loss, self.latest = self.data_lost, message
+        knew_of_loss, self.latest, self._passed_over = self.data_lost, message, message.position
         if before is not None and before.run_id not in (b"", message.run_id) and not knew_of_loss:
-            self._keep_backup(before)
+            self._backup = before
             self._on_data_lost()
         else:
             self._on_latest(message, before)
         return message
-
-    def _keep_backup(self, message: LatestMessage) -> None:
-        """Keep what this process knows, unless it is not known to be the run."""
-        if message.is_sound:
-            self._backup = message

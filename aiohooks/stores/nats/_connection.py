@@ -37,9 +37,7 @@ STREAM_NOT_FOUND, MESSAGE_NOT_FOUND, _NO_REPLICAS = 10059, 10037, 10074
 WRONG_SEQUENCE = 10071, 10164
 _NOT_ENABLED = 10039, 10076
 _STORAGE_FULL = 10002, 10023, 10028, 10047, 10077
-_PASSING = 10005, *_STORAGE_FULL  # a cluster that has not enough servers yet
-_PURGE_DENIED = 10110
-_REFUSED_CODES = range(400, 429)  # as in HTTP: the request is wrong; 429 is that of a busy server
+_PASSING, _PURGE_DENIED = (10005, *_STORAGE_FULL), 10110  # 10005: a cluster that has not enough servers yet
 
 
 class NoResponderError(StoreUnavailableError):
@@ -289,9 +287,7 @@ class NatsConnection:
                     self.check_now()
                     raise StoreUnavailableError(f"{self._address} has not answered within {secs:g} s")
                 await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=headers)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(left, _RESEND_SECS)):
-                        await asyncio.shield(reply)
+                await asyncio.wait([reply], timeout=min(left, _RESEND_SECS))
                 left -= _RESEND_SECS
             message = reply.result()
         except StoreUnavailableError:
@@ -483,8 +479,8 @@ def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
         raise StoreRefusedError(f"{text}: it is one server, no cluster; leave out replicas=")
     if code == STREAM_NOT_FOUND:
         raise StreamGoneError(f"{text}: the stream is gone")
-    number = int(reply["error"].get("code", 0))
-    if code == _PURGE_DENIED or (number in _REFUSED_CODES and code not in _PASSING):
+    # As in HTTP: the request is wrong; 429 is that of a busy server.
+    if code == _PURGE_DENIED or (400 <= reply["error"].get("code", 0) < 429 and code not in _PASSING):
         raise StoreRefusedError(f"the NATS server refuses it: {text}; look at the stream's settings (`nats stream info`)")
     hint = ": its storage is full; give it more (max_file_store), or delete what is not needed" if code in _STORAGE_FULL else ""
     raise StoreUnavailableError(f"the NATS server says: {text}{hint}")

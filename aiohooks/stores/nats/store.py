@@ -21,6 +21,7 @@ from urllib.parse import quote
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
+from aiohooks.stores._run_state import RunState
 from aiohooks.stores.nats._compare_and_set import NO_MESSAGE, CompareAndSet, ForeignMessageError, LatestMessage, decode_message
 from aiohooks.stores.nats._connection import (
     MESSAGE_NOT_FOUND,
@@ -221,7 +222,7 @@ class NatsStepStore(RemoteStepStore):
         self._state.reset()
         await connection.open(self._servers(), self._connect_timeout)
         self._discovered_servers = connection.discovered_servers
-        await self._ensure_stream(connection)
+        await self._ensure_stream()
 
     def _servers(self) -> list[str]:
         """Return the servers to try, those of the URL in a random order first."""
@@ -235,37 +236,27 @@ class NatsStepStore(RemoteStepStore):
         await connection.subscribe(self._subjects.republished, self._on_message)
         await connection.subscribe(self._subjects.elections, self._on_election)
         await self._state.refresh(self._answer_secs)
-        if self._state.data_lost:
-            await self._state.update(lambda state: None, self._answer_secs)
-        elif self._writes_fail:
-            await self._state.write_again(self._answer_secs)
+        if self._state.data_lost or self._writes_fail:  # this fails where the server still takes no writes
+            await self._state.update(RunState.begin_revision, self._answer_secs)
         return self._state.snapshot()
 
     async def _delete_run_once(self) -> None:
         check_reply(await self._request_api("PURGE", {"filter": self._subjects.state}))
 
-    async def _ensure_stream(self, connection: NatsConnection) -> None:
+    async def _ensure_stream(self) -> None:
         """Check the stream, or create it."""
-        try:
-            found = await self._request_api("INFO", {})
-            if error_code(found) == STREAM_NOT_FOUND:
-                created = await self._request_api("CREATE", self._stream_config)
-                # Another process may have created it meanwhile.
-                found = created if "error" not in created else await self._request_api("INFO", {})
-                check_reply(created if error_code(found) == STREAM_NOT_FOUND else found)
-        except NoResponderError as error:
-            if connection.has_jetstream:
-                raise
-            raise self._no_jetstream_error() from error
+        found = await self._request_api("INFO", {})
+        if error_code(found) == STREAM_NOT_FOUND:
+            created = await self._request_api("CREATE", self._stream_config)
+            # Another process may have created it meanwhile.
+            found = created if "error" not in created else await self._request_api("INFO", {})
+            check_reply(created if error_code(found) == STREAM_NOT_FOUND else found)
         try:
             self._subjects.check_stream(check_reply(found)["config"], self._lease_secs)
         except StoreRefusedError as error:
             if self._opened:  # it was changed meanwhile
-                self._refuse(error)
+                self._end_all(error)
             raise
-
-    def _no_jetstream_error(self) -> StoreRefusedError:
-        return StoreRefusedError(f"{self._address} has no JetStream; start it with `nats-server -js -sd DIR`")
 
     async def _watch(self) -> None:
         connection = self._current_connection()
@@ -349,13 +340,18 @@ class NatsStepStore(RemoteStepStore):
             raise self._data_lost_error()
         return self._state.snapshot()
 
-    async def _request_api(self, request: str, body: dict[str, Any], secs: float | None = None) -> dict[str, Any]:
-        return await self._request_api_on(self._current_connection(), request, body, secs or self._answer_secs)
-
-    async def _request_api_on(
-        self, connection: NatsConnection, request: str, body: dict[str, Any], secs: float
+    async def _request_api(
+        self, request: str, body: dict[str, Any], secs: float = 0.0, connection: NatsConnection | None = None
     ) -> dict[str, Any]:
-        return parse_reply(await connection.request(self._subjects.api(request), json.dumps(body).encode(), secs))
+        connection = connection or self._current_connection()
+        data = json.dumps(body).encode()
+        try:
+            return parse_reply(await connection.request(self._subjects.api(request), data, secs or self._answer_secs))
+        except NoResponderError as error:
+            if connection.has_jetstream:
+                raise
+            hint = "start it with `nats-server -js -sd DIR`"
+            raise StoreRefusedError(f"{self._address} has no JetStream; {hint}") from error
 
     async def _fetch_message(self, secs: float) -> LatestMessage:
         return self._latest_message(await self._request_api("MSG.GET", {"last_by_subj": self._subjects.state}, secs))
@@ -381,14 +377,10 @@ class NatsStepStore(RemoteStepStore):
         body = {"last_by_subj": self._subjects.state}
         try:
             await connection.open(self._servers(), self._connect_timeout)
-            reply = await self._request_api_on(connection, "MSG.GET", body, self._answer_secs)
+            reply = await self._request_api("MSG.GET", body, connection=connection)
             if error_code(reply) == STREAM_NOT_FOUND:  # no store was ever opened there
                 return None
             latest = self._latest_message(reply)
-        except NoResponderError as error:
-            if connection.has_jetstream:
-                raise
-            raise self._no_jetstream_error() from error
         finally:
             await connection.close()
         return None if latest is NO_MESSAGE else report_of(self.run, latest.state.snapshot())

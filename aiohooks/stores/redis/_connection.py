@@ -12,61 +12,53 @@ from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.remote import CERTIFICATE_HINTS
 
-# Each hint belongs to the first of these that is the name of an error's class, or part of its text.
 _NO_RIGHTS = "the user may not do that; give it the rights in docs/guides/engine-redis.md (ACL SETUSER)"
 _OTHER_NODE = (
     "it is a node of a cluster, and the run is on another one: give the address of that node, or use a server that is not "
     "part of a cluster, as a store does not follow a slot that is moved"
 )
-_SENTINEL = (
+SENTINEL = (
     "it is a Sentinel and not a server: give the address of the master, which `redis-cli -p PORT SENTINEL "
     "get-master-addr-by-name NAME` shows; a store does not follow a failover to another address"
 )
-_REPLICA = "it is a replica, which cannot be written to; give the address of its master"
-_LONG_LINE = "it answers with a line of more than 64 kB, which no store reads; is that a Redis server?"
-_FULL = "its memory is full (maxmemory); give it more, or delete what is not needed"
-_RIGHTS_SIGNS = ("NoPermissionError", "has no permissions", "can't run this command", "can't access at least one of the keys")
+# An error has the hint of the first of these with a sign that is the name of its class, or of one of its causes, or in its text.
+# Clients before redis-py 6 have other names for some classes, and Redis 6.2 puts errors of commands into that of the script.
 _REFUSED_HINTS = (
-    *((sign, _NO_RIGHTS) for sign in _RIGHTS_SIGNS),
-    ("without any password configured", "the server has no password; leave it out of the URL"),
-    ("AuthenticationError", "wrong or missing password or user; put them in the URL: redis://user:password@host:6379"),
-    ("AuthorizationError", "the user may not connect; look at ACL LIST on the server"),
-    ("DENIED", "protected mode: a server without a password takes no connections from other machines; set one (requirepass)"),
-    *CERTIFICATE_HINTS,
-    ("SSLCertVerificationError", "its certificate does not verify; give ssl_ca_certs= the authority that signed it"),
-    ("CERTIFICATE_REQUIRED", "it asks for a certificate of the client; give ssl_certfile= and ssl_keyfile="),
-    ("WRONG_VERSION_NUMBER", "it does not speak TLS on this port; use redis://, or give its TLS port"),
-    ("unknown command", "it is too old, or not a Redis server; Redis 6.2 or later, or Valkey, is needed"),
-    ("Unknown Redis command", "a command is missing there; Redis 6.2 or later, or Valkey, is needed"),
-    ("MOVED ", _OTHER_NODE),  # the words of clients before redis-py 6
-    ("MovedError", _OTHER_NODE),
-    ("ASK ", _OTHER_NODE),
-    ("AskError", _OTHER_NODE),
-    ("CROSSSLOT", "it is a proxy of a cluster that does not know hash tags; give the address of one node"),
-    ("DB index is out of range", "there is no such database; leave the number out of the URL"),
-    *((sign, _LONG_LINE) for sign in ("chunk is longer than limit", "chunk exceed the limit")),
-    ("SELECT is not allowed", "a cluster has one database only; leave the number out of the URL"),
+    (_NO_RIGHTS, "NoPermissionError", "has no permissions", "can't run this command", "can't access at least one of the keys"),
+    ("the server has no password; leave it out of the URL", "without any password configured"),
+    ("wrong or missing password or user; put them in the URL: redis://user:password@host:6379", "AuthenticationError"),
+    ("the user may not connect; look at ACL LIST on the server", "AuthorizationError"),
+    ("protected mode: a server without a password takes no connections from other machines; set one (requirepass)", "DENIED"),
+    *((hint, sign) for sign, hint in CERTIFICATE_HINTS),
+    ("its certificate does not verify; give ssl_ca_certs= the authority that signed it", "SSLCertVerificationError"),
+    ("it asks for a certificate of the client; give ssl_certfile= and ssl_keyfile=", "CERTIFICATE_REQUIRED"),
+    ("it does not speak TLS on this port; use redis://, or give its TLS port", "WRONG_VERSION_NUMBER"),
+    ("it is too old, or not a Redis server; Redis 6.2 or later, or Valkey, is needed", "unknown command"),
+    ("a command is missing there; Redis 6.2 or later, or Valkey, is needed", "Unknown Redis command"),
+    (_OTHER_NODE, "MOVED ", "MovedError", "ASK ", "AskError"),
+    ("it is a proxy of a cluster that does not know hash tags; give the address of one node", "CROSSSLOT"),
+    ("there is no such database; leave the number out of the URL", "DB index is out of range"),
+    (
+        "it answers with a line of more than 64 kB; is that a Redis server?",
+        "chunk is longer than limit",
+        "chunk exceed the limit",
+    ),
+    ("a cluster has one database only; leave the number out of the URL", "SELECT is not allowed"),
 )
 _START_SERVER = "no server is listening there; start one (redis-server {listening}), or correct the address"
 _UNAVAILABLE_HINTS = (
-    ("BusyLoadingError", "it is still reading its data from the disk"),
-    ("ReadOnlyError", _REPLICA),
-    ("read only replica", _REPLICA),  # Redis 6.2 puts errors of commands into the text of the script's error
-    ("TRYAGAIN", "its part of the cluster is being moved to another node"),
-    ("TryAgainError", "its part of the cluster is being moved to another node"),
-    ("MASTERDOWN", "it is a replica that has lost its master"),
-    ("CLUSTERDOWN", "the cluster is down"),
-    ("MasterDownError", "it is a replica that has lost its master"),
-    ("ClusterDownError", "the cluster is down"),
-    ("OutOfMemoryError", _FULL),
-    ("when used memory >", _FULL),
-    ("MISCONF", "it cannot write to its disk, and refuses changes until it can; look at its log"),
-    ("Not enough good replicas", "it has too few replicas (min-replicas-to-write)"),
-    ("NOREPLICAS", "it has too few replicas (min-replicas-to-write)"),
-    ("max number of clients", "it has the most clients that it may have (maxclients)"),
-    ("is busy running a script", "another script keeps it busy"),
-    ("UNBLOCKED", "it has become a replica"),
-    *((sign, _START_SERVER) for sign in ("Connect call failed", "Connection refused", "ConnectionRefusedError")),
+    ("it is still reading its data from the disk", "BusyLoadingError"),
+    ("it is a replica, which cannot be written to; give the address of its master", "ReadOnlyError", "read only replica"),
+    ("its part of the cluster is being moved to another node", "TRYAGAIN", "TryAgainError"),
+    ("it is a replica that has lost its master", "MASTERDOWN", "MasterDownError"),
+    ("the cluster is down", "CLUSTERDOWN", "ClusterDownError"),
+    ("its memory is full (maxmemory); give it more, or delete what is not needed", "OutOfMemoryError", "when used memory >"),
+    ("it cannot write to its disk, and refuses changes until it can; look at its log", "MISCONF"),
+    ("it has too few replicas (min-replicas-to-write)", "Not enough good replicas", "NOREPLICAS"),
+    ("it has the most clients that it may have (maxclients)", "max number of clients"),
+    ("another script keeps it busy", "is busy running a script"),
+    ("it has become a replica", "UNBLOCKED"),
+    (_START_SERVER, "Connect call failed", "Connection refused", "ConnectionRefusedError"),
 )
 # The script raises these when a key holds something else than what the script has written.
 _FOREIGN_SIGNS = ("WRONGTYPE", "FOREIGN", "attempt to ", "bad argument #", "not an integer", "Expected ", "The ID specified")
@@ -92,7 +84,7 @@ def is_foreign_data(error: BaseException) -> bool:
     return is_reply(error) and any(sign in str(error) for sign in _FOREIGN_SIGNS)
 
 
-def is_unknown_script(error: BaseException) -> bool:
+def is_unknown_script(error: BaseException | None) -> bool:
     """Return whether the server does not have the script (any more)."""
     return any(kind.__name__ == "NoScriptError" for kind in type(error).__mro__)
 
@@ -103,14 +95,13 @@ def explain_error(error: BaseException, address: str, *, connecting: bool = Fals
     # The server would repeat an unknown error reply.
     kind: type[StoreUnavailableError] = StoreRefusedError if is_reply(error) else StoreUnavailableError
     hint = "is the server up, is this its address, and does it want TLS (rediss://) or not (redis://)?" if connecting else ""
-    hints = (
-        *((StoreRefusedError, *each) for each in _REFUSED_HINTS),
-        *((StoreUnavailableError, *each) for each in _UNAVAILABLE_HINTS),
+    found = (
+        (kind, hint)
+        for kind, hints in ((StoreRefusedError, _REFUSED_HINTS), (StoreUnavailableError, _UNAVAILABLE_HINTS))
+        for hint, *signs in hints
+        if any(sign in names or sign in text for sign in signs)
     )
-    for possible, sign, possible_hint in hints:
-        if sign in names or sign in text:
-            kind, hint = possible, possible_hint
-            break
+    kind, hint = next(found, (kind, hint))
     if hint == _START_SERVER:
         hint = hint.format(listening=f"--unixsocket {address}" if "/" in address else f"--port {address.rpartition(':')[2]}")
     explained = kind(f"redis at {address}: {text}{': ' if hint else ''}{hint}")
@@ -121,11 +112,6 @@ def explain_error(error: BaseException, address: str, *, connecting: bool = Fals
 def is_moved(error: BaseException) -> bool:
     """Return whether the server is a node of a cluster that does not have the run, or will not have it any more."""
     return str(error).endswith(_OTHER_NODE)
-
-
-def sentinel_error(address: str) -> StoreRefusedError:
-    """Return the error of an address where a Sentinel is."""
-    return StoreRefusedError(f"redis at {address}: {_SENTINEL}")
 
 
 _Outcome = tuple[Any, BaseException | None]

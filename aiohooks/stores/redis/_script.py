@@ -43,11 +43,7 @@ def read_after(latest: Position, due: int, no_step: int) -> str:
 
 
 def parse_position(entry_id: bytes | str) -> Position:
-    """Return the position that is the id of an entry.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the position that is the id of an entry; raise `ValueError` if it is none."""
     epoch, _, step = _as_text(entry_id).partition("-")
     position = Position(int(epoch), int(step))
     if max(position) > MAX_STEP:

@@ -19,12 +19,12 @@ from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.redis import _script
 from aiohooks.stores.redis._connection import (
+    SENTINEL,
     RedisConnection,
     explain_error,
     is_foreign_data,
     is_moved,
     is_unknown_script,
-    sentinel_error,
 )
 from aiohooks.stores.remote import RemoteStepStore
 from aiohooks.stores.report import RunReport, report_of
@@ -141,7 +141,7 @@ class RedisStepStore(RemoteStepStore):
             await self._execute(self._reads, "XREAD", "STREAMS", self._keys.positions, "$", within=self._answer_timeout)
         except StoreRefusedError:
             if await self._is_sentinel(self._reads):
-                raise sentinel_error(self._address) from None
+                raise StoreRefusedError(f"redis at {self._address}: {SENTINEL}") from None
             raise
         # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
         self._run = await self._recovered_run(await self._read_state())
@@ -211,14 +211,13 @@ class RedisStepStore(RemoteStepStore):
                 reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
             except StoreRefusedError as error:
                 if is_moved(error):
-                    self._refuse(error)
+                    self._end_all(error)
                 raise
             finally:
                 self._blocked_for = None
             refresh = not reply
             with self._unexpected_reply(reply):
-                entries = [*_script.latest_entries(reply)]
-                for key, entry_id, fields in entries:
+                for key, entry_id, fields in _script.latest_entries(reply):
                     if key == self._keys.positions:
                         self._observe_entry(entry_id, fields)
                     elif key == self._keys.changes:
@@ -331,14 +330,15 @@ class RedisStepStore(RemoteStepStore):
                 raise self._damaged_error(f"{reply!r:.200}") from error
             raise StoreRefusedError(f"redis at {self._address} answered {reply!r:.200}: is that a Redis server?") from error
 
-    async def _call_script(self, keys: tuple[str, ...], *args: str | int) -> Any:
-        return await self._call_script_on(self._request_connection(), keys, *args)
-
-    async def _call_script_on(self, connection: RedisConnection, keys: tuple[str, ...], *args: str | int) -> Any:
+    async def _call_script(self, keys: tuple[str, ...], *args: str | int, on: RedisConnection | None = None) -> Any:
+        connection = on or self._request_connection()
         command = (len(keys), *keys, args[0], self._keep_ms, *args[1:])
         try:
             return await self._execute(connection, "EVALSHA", _script.SCRIPT_SHA, *command, within=self._answer_timeout)
-        except _UnknownScriptError:  # the server was restarted, or SCRIPT FLUSH
+        except StoreRefusedError as error:
+            if not is_unknown_script(error.__cause__):
+                raise
+            # The server was restarted, or SCRIPT FLUSH.
             return await self._execute(connection, "EVAL", _script.SCRIPT, *command, within=self._answer_timeout)
 
     async def _execute(self, connection: RedisConnection, *command: str | int, within: float) -> Any:
@@ -347,8 +347,6 @@ class RedisStepStore(RemoteStepStore):
         except StoreUnavailableError:
             raise
         except Exception as error:
-            if is_unknown_script(error):
-                raise _UnknownScriptError from error
             if is_foreign_data(error):
                 text = str(error).partition(" script:")[0]
                 raise self._damaged_error(text.partition("FOREIGN ")[2] or text) from error
@@ -372,7 +370,7 @@ class RedisStepStore(RemoteStepStore):
         connection = self._new_connection([])
         try:
             await connection.open(min(self._answer_timeout, self._connect_timeout))
-            reply = await self._call_script_on(connection, self._keys.all, "inspect", "")
+            reply = await self._call_script(self._keys.all, "inspect", "", on=connection)
             with self._unexpected_reply(reply):
                 found = _script.parse_read(reply)
         finally:
@@ -413,7 +411,3 @@ def _parse_url(url: str, options: dict[str, Any]) -> tuple[Callable[[], Any], st
             "or unix:///path/to/socket"
         ) from error
     return new_connection, str(settings.get("path") or f"{settings.get('host', 'localhost')}:{settings.get('port', 6379)}")
-
-
-class _UnknownScriptError(Exception):
-    """The server does not have the script (any more)."""
