@@ -265,7 +265,7 @@ class LocalStepStore(SharedStepStore):
     def _raise_reason(self, error: OSError | StoreDamagedError) -> NoReturn:
         """Raise what a call raises for this error; damage ends the waits as well."""
         reason = self._engine_error(error) if isinstance(error, OSError) else error
-        if isinstance(reason, StoreDamagedError):
+        if isinstance(reason, StoreDamagedError) and (self._waits.waiting or self._vacancies):
             self._fail_waits(reason)
         raise reason from error if reason is not error else error.__cause__
 
