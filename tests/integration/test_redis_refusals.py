@@ -102,6 +102,7 @@ async def test_a_server_that_is_still_starting(tmp_path: Path) -> None:
         ("-ERR something new", "something new"),
         ("-MOVED 1234 10.0.0.7:6379", "give the address of that node"),
         ("-ASK 1234 10.0.0.7:6379", "give the address of that node"),
+        pytest.param("-ERR " + 70_000 * "x", "a line of more than 64 kB", id="long"),
     ],
 )
 async def test_a_permanent_refusal_is_raised_immediately(answer: str, said: str) -> None:
