@@ -346,7 +346,7 @@ async def test_headers_count(server: Server) -> None:
 
 @pytest.mark.parametrize("what", ["cut", "ahead", "number", "junk"])
 async def test_a_message_of_others(server: Server, what: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A message where the server republishes: calls and waits continue with what the stream has, and the log says so."""
+    """A message where the server republishes: calls and waits continue with what the stream has; the log says what is ignored."""
     client = Client()
     await client.connect(server.url)
     options: dict[str, Any] = {"stream": name, "heartbeat": 600.0}
@@ -361,6 +361,7 @@ async def test_a_message_of_others(server: Server, what: str, name: str, caplog:
         assert await trainer.advance() == 4
         assert await near == 4
         assert await worker.advance() == 5
-        await until_true(lambda: "ignored what others have published" in caplog.text or "is gone from" in caplog.text)
+        if what in ("number", "junk"):  # a real message may come together with the others, and instead of them
+            await until_true(lambda: "ignored what others have published" in caplog.text)
         assert not far.done()
         far.cancel()

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import Clock, sleep
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot
+from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, logger
 from aiohooks.stores._run_state import RunState
 
 T = TypeVar("T")
@@ -242,7 +242,8 @@ class CompareAndSet:
             try:
                 state, run_id, backup = latest.state.copy(), latest.run_id, self._backup if self.data_lost else None
                 known = None if backup is None else backup.state
-            except ForeignMessageError:  # it was republished, and not by the server
+            except ForeignMessageError as error:
+                logger.warning("ignored what others have published as the server's: %s", error)
                 self.latest = self._backup = None
                 continue
             if backup is not None and known is not None:

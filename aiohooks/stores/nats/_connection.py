@@ -479,8 +479,7 @@ def check_reply(reply: dict[str, Any]) -> dict[str, Any]:
         raise StoreRefusedError(f"{text}: it is one server, no cluster; leave out replicas=")
     if code == STREAM_NOT_FOUND:
         raise StreamGoneError(f"{text}: the stream is gone")
-    # As in HTTP: the request is wrong; 429 is that of a busy server.
-    if code == _PURGE_DENIED or (400 <= reply["error"].get("code", 0) < 429 and code not in _PASSING):
+    if code == _PURGE_DENIED or (400 <= reply["error"].get("code", 0) < 429 and code not in _PASSING):  # as in HTTP
         raise StoreRefusedError(f"the NATS server refuses it: {text}; look at the stream's settings (`nats stream info`)")
     hint = ": its storage is full; give it more (max_file_store), or delete what is not needed" if code in _STORAGE_FULL else ""
     raise StoreUnavailableError(f"the NATS server says: {text}{hint}")
