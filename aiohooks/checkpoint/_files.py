@@ -95,15 +95,20 @@ class Files:
         finally:
             self.close_quietly(fd)
 
-    def make_directories(self, path: Path, mode: int = 0o700) -> None:
-        """Make a directory, if it is missing, and its missing parents; the names of these are durable."""
+    def make_directories(self, path: Path) -> None:
+        """Make a directory with mode 0700, if it is missing, and its missing parents; the names of these are durable."""
+        missing: list[Path] = []
         with contextlib.suppress(FileExistsError):
-            try:
-                self.fs.mkdir(path, mode)
-            except FileNotFoundError:
-                self.make_directories(path.parent, 0o777)
-                self.sync_path(path.parent.parent)
-                self.fs.mkdir(path, mode)
+            for each in (path, *path.parents):
+                try:
+                    self.fs.mkdir(each, 0o700 if each is path else 0o777)
+                    break
+                except FileNotFoundError:
+                    missing.append(each)
+        for each in reversed(missing):
+            self.sync_path(each.parent.parent)
+            with contextlib.suppress(FileExistsError):
+                self.fs.mkdir(each, 0o700 if each is path else 0o777)
 
     def make_directory(self, name: str, *, dir_fd: int) -> None:
         """Make a directory with mode 0700."""
@@ -130,7 +135,7 @@ class Files:
         with self.directory(".", dir_fd=dir_fd) as fd:
             return set(self.fs.listdir(fd))
 
-    def exists(self, name: str, *, dir_fd: int) -> bool:
+    def exists(self, name: str | Path, *, dir_fd: int | None = None) -> bool:
         try:
             self.fs.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -243,17 +248,21 @@ class DirectoryLock:
         self._lock: int | None = None
         call_after_fork(self)
 
+    @property
+    def is_held(self) -> bool:
+        return self._directory is not None
+
     def acquire(self) -> int:
         """Return the descriptor of the directory, which is made if missing, and locked.
 
         Raises:
             CheckpointBusyError: another writer has the lock.
-            CheckpointError: the directory belongs to another user, and others may write to it.
+            CheckpointError: the directory belongs to another user, and others may write to it; or see `check_place`.
             OSError: as the system raised it.
         """
-        if self._directory is not None and self._files.fs.fstat(self._directory).st_nlink == 0:
-            self.release()  # the directory was removed; there may be another one at the same path
         if self._directory is not None:
+            self.check_place()
+            self._lock_again(self._directory)
             return self._directory
         check_system()
         self._files.make_directories(self._path)
@@ -273,6 +282,43 @@ class DirectoryLock:
             raise
         self._write_pid(self._lock)
         return directory
+
+    def check_place(self) -> None:
+        """Raise `CheckpointError` if the directory is locked, and what is at its path is another one, or none.
+
+        What is written to a directory that was renamed, removed or mounted over is not found where it is looked for.
+        """
+        if (directory := self._directory) is None:
+            return
+        locked = self._files.fs.fstat(directory)
+        try:
+            found = self._files.fs.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found is not None and os.path.samestat(found, locked):
+            return
+        try:
+            now = os.readlink(f"/proc/self/fd/{directory}")
+        except OSError:
+            now = "unknown"
+        there = "nothing" if found is None else f"device {found.st_dev}, inode {found.st_ino}"
+        raise CheckpointError(
+            errno.ESTALE,
+            f"{self._path} is not the directory that this Saver has locked, which was moved, removed or mounted over: that is "
+            f"device {locked.st_dev}, inode {locked.st_ino}, now at {now}, and at the path there is {there}; put it back, or "
+            "close the Saver to use what is at the path",
+        )
+
+    def _lock_again(self, directory: int) -> None:
+        """Take the lock again if its file was removed or replaced: another writer could take that of the new file."""
+        fs, held = self._files.fs, self._lock
+        assert held is not None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(fs.stat(LOCK, dir_fd=directory, follow_symlinks=False), fs.fstat(held)):
+                return
+        self._lock = self._lock_file(directory)
+        self._files.close_quietly(held)
+        self._write_pid(self._lock)
 
     def _lock_file(self, directory: int) -> int:
         fs = self._files.fs

@@ -143,12 +143,13 @@ class Copier:
     the process alive. If it makes no progress, it is left behind; it ends at its next operation.
     """
 
-    def __init__(self, mirror: Mirror, keep: KeepPolicy) -> None:
+    def __init__(self, mirror: Mirror, keep: KeepPolicy, check_place: Callable[[], None]) -> None:
         from aiohooks.checkpoint import _remote
 
         _remote.check_url(mirror.url)
         self.mirror = mirror
         self._keep = keep
+        self._check_place = check_place
         self._make_remote = functools.partial(_remote.RemoteDirectory, mirror.url, mirror.storage_options or {})
         self._reset()
         self._copied = self._replaced = self._failures = 0
@@ -223,8 +224,9 @@ class Copier:
 
     async def _copy(self, checkpoint: Checkpoint) -> None:
         remote, keep, read_back = self._remote, self._keep, self.mirror.read_back
+        check = self._check_place
         try:
-            uploaded = await self._in_thread(lambda alive: _upload(remote, checkpoint, alive, read_back=read_back))
+            uploaded = await self._in_thread(lambda alive: _upload(remote, checkpoint, check, alive, read_back=read_back))
         except _RemovedHereError:
             self._replaced += 1
             return
@@ -451,7 +453,9 @@ class _Pipe:
         self._room.release()
 
 
-def _upload(remote: RemoteDirectory, checkpoint: Checkpoint, alive: Alive, *, read_back: bool) -> bool:
+def _upload(
+    remote: RemoteDirectory, checkpoint: Checkpoint, check_place: Callable[[], None], alive: Alive, *, read_back: bool
+) -> bool:
     """Upload a checkpoint; return False if it was there already."""
     files, path = Files(), checkpoint.path
     with contextlib.ExitStack() as opened:
@@ -466,6 +470,7 @@ def _upload(remote: RemoteDirectory, checkpoint: Checkpoint, alive: Alive, *, re
                 for file, entry in manifest.files.items()
             }
         except (FileNotFoundError, DamagedError):
+            check_place()
             if path.exists():
                 raise
             raise _RemovedHereError from None

@@ -91,7 +91,7 @@ class Saver:
         check_instance(mirror, Mirror, "mirror", optional=True)
         if mirror is not None and read_only:
             raise InvalidArgumentError("read_only=True and a mirror exclude each other: a restore copies from the mirror")
-        self._copier = None if mirror is None else Copier(mirror, keep)
+        self._copier = None if mirror is None else Copier(mirror, keep, self._directory.check_place)
         self._is_newest_here = False
         """Whether what is here needs no comparison with the mirror: this Saver has restored or saved since it took the lock."""
         # In the order of the calls: threads get a mutex in any order, and a restore must not overtake a save.
@@ -132,23 +132,28 @@ class Saver:
                 copier.submit(saved)
             return saved
 
-    async def restore(self, step: int | None = None) -> Restored | None:
-        """Read the newest checkpoint that verifies, or that of one step. Return None if there has never been one.
+    async def restore(self, step: int | None = None, *, missing_ok: bool = False) -> Restored | None:
+        """Read the newest checkpoint that verifies, or that of one step. Return None if the directory has never had one.
 
         Damaged checkpoints are skipped with a warning and set aside: renamed to `damaged-...`, never removed. The newest
         checkpoint is the one saved last, whatever its step. The arrays belong to the caller and are writable. If there is a
         newer one in the mirror that verifies, it is downloaded to the directory first.
 
+        Args:
+            step: the global step of the checkpoint; None for the newest.
+            missing_ok: whether a directory that does not exist counts as empty, and is made. Sessions do so; otherwise it is an
+                error, unless there is a mirror, because its name may be wrong.
+
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and none verifies.
-            CheckpointError: there is none of that step, or the system refused an operation; or there is none here, and the mirror
-                cannot be read.
+            CheckpointError: there is none of that step, or no directory, or the system refused an operation; or there is none
+                here, and the mirror cannot be read.
             CheckpointBusyError: another writer has the directory; `read_only=True` reads beside it.
         """
         wanted = None if step is None else _checked_step(step)
         async with self._order:
             if self._copier is None:
-                return await to_thread(self._directory.restore, wanted)
+                return await to_thread(self._directory.restore, wanted, missing_ok)
             restored = await self._restore_newest(self._copier, wanted)
             if restored is not None and wanted is None:
                 self._is_newest_here = True
@@ -392,6 +397,7 @@ class CheckpointDirectory:
                 files.sync(fd)
             files.rename(temporary, str(name), dir_fd=dir_fd)
             files.sync(dir_fd)
+            self._lock.check_place()  # it may have been moved meanwhile
         except BaseException:
             self._undo_commit(dir_fd, temporary, str(name))
             raise
@@ -455,6 +461,11 @@ class CheckpointDirectory:
 
     # Reading
 
+    def _opened(self) -> contextlib.AbstractContextManager[int]:
+        """Open the directory for the block, without taking the lock."""
+        self._lock.check_place()
+        return self._files.directory(self.path)
+
     def _read_manifest(self, fd: int, name: Name) -> Manifest:
         """Read the manifest of a checkpoint whose directory is open.
 
@@ -495,23 +506,25 @@ class CheckpointDirectory:
                 if complete and f"{crc32:08x}" != entry.crc32:
                     raise DamagedError("does not have the checksum in the manifest")
 
-    def restore(self, step: int | None) -> Restored | None:
+    def restore(self, step: int | None, missing_ok: bool = True) -> Restored | None:
         with self._mutex, _error_context(f"no checkpoint could be restored from {self.path}"):
             if not self._read_only:
+                if not (missing_ok or self._lock.is_held or self._files.exists(self.path)):
+                    raise self._missing_error()
                 with _error_context(f"cannot use the checkpoint directory {self.path}, where this process must be able to write"):
                     dir_fd = self._lock.acquire()
                 names = self._files.list_names(dir_fd)
                 self._remove_unfinished(dir_fd, names)
                 return self._restore(dir_fd, names, step)
             try:
-                with self._files.directory(self.path) as dir_fd:
+                with self._opened() as dir_fd:
                     for _ in range(_MAX_READ_ATTEMPTS):
                         with contextlib.suppress(_VanishedError):
                             return self._restore(dir_fd, self._files.list_names(dir_fd), step)
             except FileNotFoundError:
-                if step is None:
+                if missing_ok and step is None:
                     return None
-                raise
+                raise self._missing_error() from None
             raise CheckpointError(errno.EAGAIN, f"the checkpoints in {self.path} are removed faster than they can be read")
 
     def _restore(self, dir_fd: int, names: set[str], step: int | None) -> Restored | None:
@@ -542,6 +555,13 @@ class CheckpointDirectory:
         if earlier:
             raise self._corrupt_error([(name, "was set aside as damaged before") for name in earlier])
         return None
+
+    def _missing_error(self) -> CheckpointError:
+        return CheckpointError(
+            errno.ENOENT,
+            f"{self.path} does not exist, so there is nothing to restore; check the name, or pass missing_ok=True if nothing may "
+            "have been saved yet",
+        )
 
     def _newer_version_error(self, name: Name, error: NewerVersionError) -> CheckpointError:
         return CheckpointError(
@@ -577,7 +597,7 @@ class CheckpointDirectory:
     def read(self, name: Name) -> dict[str, Any]:
         """Return the state of one checkpoint, and change nothing."""
         path = self.path / str(name)
-        with _error_context(f"{path} could not be read"), self._files.directory(self.path) as dir_fd:
+        with _error_context(f"{path} could not be read"), self._opened() as dir_fd:
             try:
                 with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:
                     return self._read_state(fd, self._read_manifest(fd, name))
@@ -589,7 +609,7 @@ class CheckpointDirectory:
     def checkpoints(self) -> list[Checkpoint]:
         with self._mutex, _error_context(f"the checkpoints in {self.path} could not be listed"):
             try:
-                with self._files.directory(self.path) as dir_fd:
+                with self._opened() as dir_fd:
                     return self._sound(dir_fd, self._files.list_names(dir_fd))
             except FileNotFoundError:
                 return []
@@ -598,7 +618,7 @@ class CheckpointDirectory:
         found: list[Verified] = []
         with _error_context(f"the checkpoints in {self.path} could not be verified"):
             try:
-                with self._files.directory(self.path) as dir_fd:
+                with self._opened() as dir_fd:
                     for name in _format.checkpoint_names(self._files.list_names(dir_fd)):
                         result = self._verify(dir_fd, name)
                         if result.reason is None or self._files.exists(str(name), dir_fd=dir_fd):
@@ -625,6 +645,10 @@ class CheckpointDirectory:
         except NewerVersionError as error:
             reason = f"has the later version {error} of the format"
         return Verified(self.path / str(name), name, reason, manifest=manifest)
+
+    def check_place(self) -> None:
+        """Raise `CheckpointError` if the directory is locked and is no longer the one at its path."""
+        self._lock.check_place()
 
     def close(self) -> None:
         """Release the lock; the directory can be used again."""

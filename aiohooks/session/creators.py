@@ -315,7 +315,7 @@ class ChiefSessionCreator(_Creator):
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
             if self._saver is not None and (first or self._created):
-                restored = await self._saver.restore()
+                restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored)
             if first and session.restored is None and self._scaffold.init_fn is not None:

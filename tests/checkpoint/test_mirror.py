@@ -60,7 +60,7 @@ async def mirrored(path: Path, disk: Disk, *steps: int, keep: KeepPolicy = KeepN
 
 async def test_a_forked_child_copies_nothing(tmp_path: Path) -> None:
     """What is pending is its parent's, which has the thread and the connection for it."""
-    copier = Copier(Mirror(f"memory://{tmp_path.name}"), KeepNewest())
+    copier = Copier(Mirror(f"memory://{tmp_path.name}"), KeepNewest(), lambda: None)
     copier.submit(Checkpoint(step=1, sequence=1, path=tmp_path / "removed"))
     child = os.fork()
     if child == 0:

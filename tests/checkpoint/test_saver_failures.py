@@ -391,19 +391,6 @@ def test_a_failed_fsync_is_not_retried(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
-    """The next save finds that the open directory was removed, and makes it again."""
-    one = directory(tmp_path / "a")
-    path = one.save({}, 1, {}).path
-    for each in sorted(path.iterdir()):
-        each.unlink()
-    path.rmdir()
-    (tmp_path / "a" / ".lock").unlink()
-    (tmp_path / "a").rmdir()
-    assert one.save({}, 2, {}).path.exists()
-    one.close()
-
-
 def test_a_system_without_flock_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a lock a second writer could not be excluded, so a save is refused."""
     monkeypatch.setitem(sys.modules, "fcntl", None)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aiohooks.checkpoint import KeepNewest, Saver
+import aiohooks as ah
+from aiohooks import Backoff
+from aiohooks.checkpoint import Checkpoint, KeepNewest, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
+from tests.checkpoint.test_mirror_session import graph
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved, saver_over, state_of
+from tests.support.faulty_files import Disk
 from tests.support.source import ROOT
 
 IMPORTS = """
@@ -116,10 +124,6 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
         with pytest.raises(CorruptCheckpointError, match=r"state\.msgpack is missing"):
             await reader.restore(2)
     assert names(tmp_path) == [*(each.name for each in paths), "step-000000000003.000003"]
-    assert await Saver(tmp_path / "nowhere", read_only=True).restore() is None
-    with pytest.raises(CheckpointError, match="No such file"):
-        await Saver(tmp_path / "nowhere", read_only=True).restore(3)
-    assert not (tmp_path / "nowhere").exists()
 
 
 def test_a_reader_that_races_a_removal_reads_the_newer_one(tmp_path: Path) -> None:
@@ -268,6 +272,158 @@ def test_a_dangling_link_is_damage_and_not_a_removal(tmp_path: Path) -> None:
     restored = directory(tmp_path, read_only=True).restore(None)
     assert restored is not None
     assert restored.checkpoint.step == 1
+
+
+# The place of the directory
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def replace_by_copy(path: Path) -> None:
+    shutil.copytree(path, path.with_suffix(".copy"))
+    shutil.rmtree(path)
+    path.with_suffix(".copy").rename(path)
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
+
+
+def replace_by_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.touch()
+
+
+LOST = [rename, remove, replace_by_copy, replace_by_file]
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+@pytest.mark.parametrize("lose", LOST)
+async def test_a_directory_that_is_another_one_is_an_error(tmp_path: Path, lose: Callable[[Path], None], made_anew: bool) -> None:
+    """Whatever calls come next, until the Saver is closed: nothing is written where it would not be found."""
+    path = tmp_path / "run"
+    async with Saver(path) as saver:
+        await saver.save(state_of(1), 1)
+        lose(path)
+        if made_anew and not path.exists():
+            path.mkdir()
+        for call in (lambda: saver.save({}, 2), saver.restore, saver.checkpoints, saver.verify):
+            with pytest.raises(CheckpointError, match=rf"{path} is not the directory that this Saver has locked") as caught:
+                await call()
+            assert caught.value.errno == errno.ESTALE
+        where = path.with_suffix(".old") if lose is rename else "deleted"
+        assert str(where) in str(caught.value)
+    assert not list(tmp_path.rglob("step-*2.000002"))  # noqa: ASYNC240
+    if not path.is_file():
+        await saver.save({}, 3)
+        assert path.is_dir()
+        await saver.aclose()
+
+
+async def test_a_directory_that_was_mounted_over_is_an_error(tmp_path: Path) -> None:
+    """Another file system is at the path, which the kernel says of the path only."""
+
+    class Mounted(WatchedFs):
+        """Shows another file system at the path, after the first save."""
+
+        def stat(self, path: Any, **options: Any) -> os.stat_result:
+            return os.stat(path if options or len(saved_ones) == 0 else "/proc", **options)
+
+    fs, saved_ones = Mounted(), list[Checkpoint]()
+    async with saver_over(fs, tmp_path / "run") as saver:
+        saved_ones.append(await saver.save({}, 1))
+        with pytest.raises(CheckpointError, match=f"device {os.stat('/proc').st_dev}"):
+            await saver.save({}, 2)
+    assert fs.opened == set()
+
+
+def test_a_directory_that_is_moved_during_a_save_is_an_error(tmp_path: Path) -> None:
+    """At any operation, after which nothing of the save is left, or before the lock was looked at."""
+    number, failed = 0, True
+    while failed:
+        number, failed = number + 1, False
+        path, fs = tmp_path / str(number), WatchedFs()
+        one = directory(path, fs)
+        one.save({}, 1, {})
+        moved = tmp_path / f"{number}.moved"
+
+        def move(name: str, args: object, fs: WatchedFs = fs, last: int = len(fs.log) + number, path: Path = path) -> None:
+            if len(fs.log) == last and path.exists():
+                path.rename(path.with_suffix(".moved"))
+
+        fs.before = move
+        try:
+            one.save({}, 2, {})
+        except CheckpointError as error:
+            failed = True
+            assert error.errno == errno.ESTALE  # noqa: PT017
+            assert names(moved) == ["step-000000000001.000001"]
+        one.close()
+    assert number > 20
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_lock_whose_file_was_removed_is_taken_again(tmp_path: Path, replaced: bool) -> None:
+    """Otherwise a second writer could take that of the new file, beside the first."""
+    async with Saver(tmp_path) as saver:
+        await saver.save({}, 1)
+        (tmp_path / ".lock").unlink()
+        if replaced:
+            (tmp_path / ".lock").touch()
+        await saver.save({}, 2)
+        with pytest.raises(CheckpointBusyError):
+            await Saver(tmp_path).save({}, 3)
+        (tmp_path / ".lock").unlink()
+        async with Saver(tmp_path) as other:
+            await other.save({}, 4)
+            with pytest.raises(CheckpointBusyError):
+                await saver.save({}, 5)
+
+
+@pytest.mark.parametrize("made_anew", [False, True])
+async def test_a_session_whose_directory_is_lost_fails(tmp_path: Path, made_anew: bool) -> None:
+    """The run after the next save raises, and the mirror does not count as replaced what it could not read."""
+    disk, path = Disk(), tmp_path / "run"
+
+    async def train() -> None:
+        creator = ah.ChiefSessionCreator(graph(), checkpoint_dir=saver)
+        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook(every=ah.Every(steps=1))]) as session:
+            await session.run("train")
+            disk.fail("open wb")
+            await saver.flush_mirror(0)
+            rename(path)
+            if made_anew:
+                path.mkdir()
+            disk.heal()
+            for _ in range(3):
+                await session.run("train")
+                await asyncio.sleep(0)
+
+    async with Saver(path, mirror=disk.mirror(backoff=Backoff(0, 0))) as saver:
+        with pytest.raises(CheckpointError, match="is not the directory that this Saver has locked"):
+            await train()
+        status = saver.mirror_status
+        await saver.aclose(grace_secs=0)
+    assert status is not None
+    assert status.replaced == 0
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+async def test_a_directory_that_does_not_exist_is_an_error(tmp_path: Path, read_only: bool) -> None:
+    """Its name may be wrong. `missing_ok` allows it, as a session does, whose directory is made; an empty one has None."""
+    path = tmp_path / "typo" / "run"
+    async with Saver(path, read_only=read_only) as saver:
+        for step in (None, 3):
+            with pytest.raises(CheckpointError, match=f"{path} does not exist, so there is nothing to restore") as caught:
+                await saver.restore(step)
+            assert caught.value.errno == errno.ENOENT
+        assert not path.parent.exists()
+        assert await saver.restore(missing_ok=True) is None
+        assert path.exists() is not read_only
+    async with Saver(tmp_path, read_only=read_only) as saver:
+        assert await saver.restore() is None
 
 
 # Leftovers
