@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -24,11 +26,14 @@ except ImportError as _missing:
     raise missing_extra("a mirror of checkpoints", "fsspec") from _missing
 
 fsspec: Any = _untyped
+_logger = logging.getLogger("aiohooks")
 
-_READ_BYTES = 1 << 20
 _MIN_BLOCK_BYTES = 8 << 20
 _MAX_BLOCKS = 5_000
 """Parts of one file; object stores allow 10,000."""
+
+_seen: set[str] = set()
+"""The URLs of directories that this process has found there: one that is missing later is away, and not new."""
 
 Alive = Callable[[], None]
 """Called between operations: notes progress, and raises if the caller has left the call behind."""
@@ -60,6 +65,10 @@ class RemoteDirectory:
         self._opened: tuple[Any, str] | None = None
         self._known: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
+        self._listed: set[Name] | None = None
+        """What is there; None if it has to be listed, at first and after a failure."""
+        self.is_there = False
+        """Whether the last listing has found the directory."""
 
     def _open(self, alive: Alive) -> tuple[Any, str]:
         """Return the file system and the path of the directory; called before each operation."""
@@ -73,14 +82,52 @@ class RemoteDirectory:
 
     # Reading
 
-    def names(self, alive: Alive) -> list[Name]:
-        """Return the checkpoints, newest first, and those whose upload has not been finished."""
+    def names(self, alive: Alive, *, missing_ok: bool = False) -> list[Name]:
+        """Return the checkpoints, newest first, and those whose upload has not been finished.
+
+        Args:
+            alive: see `Alive`.
+            missing_ok: whether a directory that has never been there counts as empty, if what it would be made in is there.
+
+        Raises:
+            FileNotFoundError: the directory or the bucket is missing, which says nothing about what is in it.
+        """
         fs, root = self._open(alive)
+        self._listed = None
         try:
-            paths: list[str] = fs.ls(root, detail=False)
+            paths: list[str] = _s3_prefixes(fs, root) if _is_s3(fs) else fs.ls(root, detail=False)
+            self.is_there = bool(paths) or _has_directories(root) or _is_s3(fs)
         except FileNotFoundError:
-            return []
-        return _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
+            paths, self.is_there = [], False
+        if not self.is_there and not _has_directories(root):  # an object store has no empty directories
+            self._check_bucket(root.partition("/")[0], alive)
+            self.is_there = True
+        url = str(fs.unstrip_protocol(root))
+        if self.is_there:
+            _seen.add(url)
+        elif not missing_ok or url in _seen or not self._exists(fs._parent(fs._parent(root)), alive):
+            raise FileNotFoundError(
+                errno.ENOENT, f"{root} does not exist, and may not be mounted; mount it, or make it if the mirror is new"
+            )
+        else:
+            _logger.warning("mirror %s does not exist: it counts as new, and the first copy makes it; is a mount missing?", url)
+        names = _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
+        self._listed = set(names) if self.is_there else None
+        return names
+
+    def _check_bucket(self, bucket: str, alive: Alive) -> None:
+        # Who may list a part of a bucket may not be allowed to ask for the bucket, which is there then.
+        with contextlib.suppress(PermissionError):
+            if not self._exists(bucket, alive):
+                raise FileNotFoundError(errno.ENOENT, f"the bucket {bucket} does not exist; make it, or correct the URL")
+
+    def _exists(self, path: str, alive: Alive) -> bool:
+        """Return whether a directory or bucket is there; `exists` of fsspec takes each error for a missing file."""
+        fs, _ = self._open(alive)
+        try:
+            return path in ("", "/") or bool(fs.info(path))
+        except FileNotFoundError:
+            return False
 
     def read_manifest(self, name: Name, alive: Alive) -> Manifest | None:
         """Read the manifest of a checkpoint; None if its upload has not been finished.
@@ -98,9 +145,7 @@ class RemoteDirectory:
     def _read_manifest_file(self, name: Name, alive: Alive) -> bytes | None:
         fs, root = self._open(alive)
         try:
-            with fs.open(f"{root}/{name}/{_format.MANIFEST}", "rb") as file:
-                alive()
-                return cast("bytes", file.read(_format.MAX_MANIFEST_BYTES + 1))
+            return cast("bytes", fs.cat_file(f"{root}/{name}/{_format.MANIFEST}", start=0, end=_format.MAX_MANIFEST_BYTES + 1))
         except FileNotFoundError:
             return None
 
@@ -110,126 +155,199 @@ class RemoteDirectory:
             yield from _format.checked_pieces(self._read_pieces(f"{name}/{file}", alive), entry)
 
     def _read_pieces(self, path: str, alive: Alive) -> Generator[bytes]:
-        fs, root = self._open(alive)
-        try:
-            opened = fs.open(f"{root}/{path}", "rb", block_size=_MIN_BLOCK_BYTES)
-        except FileNotFoundError:
-            raise DamagedError("is missing") from None
-        with opened:
+        start, piece = 0, b""
+        while start == 0 or len(piece) > _MIN_BLOCK_BYTES:
+            fs, root = self._open(alive)
+            try:  # one byte more, so that no request begins behind the end
+                piece = cast("bytes", fs.cat_file(f"{root}/{path}", start=start, end=start + _MIN_BLOCK_BYTES + 1))
+            except FileNotFoundError:
+                raise DamagedError("is missing") from None
             alive()
-            while piece := opened.read(_READ_BYTES):
-                alive()
-                yield piece
+            yield piece[:_MIN_BLOCK_BYTES]
+            start += _MIN_BLOCK_BYTES
 
     # Writing
 
     def upload(
-        self, data: bytes, manifest: Manifest, contents: Mapping[str, Iterable[bytes]], alive: Alive, *, read_back: bool
-    ) -> bool:
-        """Write a checkpoint, unless it is there: its files, and when they verify, its manifest `data`.
+        self,
+        manifest: Manifest,
+        contents: Mapping[str, Iterable[bytes]],
+        alive: Alive,
+        *,
+        read_back: bool,
+        is_new: bool,
+        may_make: bool,
+    ) -> bool | None:
+        """Write a checkpoint: its files, and when they verify, its manifest.
+
+        Args:
+            manifest: the manifest.
+            contents: the files.
+            alive: see `Alive`.
+            read_back: whether to verify the files by their checksums; otherwise, by their sizes.
+            is_new: whether it is newer than all that are there; otherwise it is left out if there is a newer one.
+            may_make: whether a directory that has never been there may be made.
 
         Returns:
-            Whether it was written.
+            Whether it was written; False if it is there already, None if it was left out.
 
         Raises:
             DamagedError: `contents` do not fit the manifest, or what was written does not come back.
-            OSError: another checkpoint has that name.
+            OSError: another checkpoint has that name, or as the file system raised it.
         """
+        name, data = manifest.name, _format.encode(manifest)
+        listed = set(self.names(alive, missing_ok=may_make)) if self._listed is None else self._listed
+        self._listed = None
+        found = self._read_manifest_file(name, alive) if name in listed else None
+        written: bool | None = True
+        if found == data and self._wrong_size(manifest, alive) is None:
+            written = False
+        elif not is_new and any(each > name and self._read_manifest_file(each, alive) is not None for each in listed):
+            written = None
+        else:
+            if found is not None:
+                _check_replaceable(name, found, data)
+                self._remove_files(name, [_format.MANIFEST], alive)
+            self._write(manifest, data, contents, alive, read_back=read_back)
+        self._listed = {*listed, name}
+        if written is not None:
+            self._known[name] = _checkpoint(manifest)
+        return written
+
+    def _write(
+        self, manifest: Manifest, data: bytes, contents: Mapping[str, Iterable[bytes]], alive: Alive, *, read_back: bool
+    ) -> None:
         name = manifest.name
-        found = self._read_manifest_file(name, alive)
-        if found is not None:
-            if found == data and all(self._has_size(name, *each, alive) for each in manifest.files.items()):
-                self._note(manifest)
-                return False
-            self._check_replaceable(name, found, data)
-            self._remove_file(f"{name}/{_format.MANIFEST}", alive)
+        fs, root = self._open(alive)
+        if not self.is_there:
+            fs.makedirs(root, exist_ok=True)
+            self.names(alive)
         for file, entry in manifest.files.items():
             with damage_in(file):
-                self._write_file(f"{name}/{file}", _format.checked_pieces(contents[file], entry), entry.size, alive)
-        for file, entry in manifest.files.items():
-            if not self._has_size(name, file, entry, alive):
-                raise DamagedError(f"{file} does not have {entry.size} bytes after its upload")
-            if read_back:
-                with damage_in("what was read back of"):
-                    for _ in self.read_file(name, file, entry, alive):
-                        pass
-        self._write_file(f"{name}/{_format.MANIFEST}", [data], len(data), alive)
-        if self._read_manifest_file(name, alive) != data:
+                self._write_file(name, file, _format.checked_pieces(contents[file], entry), entry.size, alive)
+        if not read_back and (wrong := self._wrong_size(manifest, alive)) is not None:
+            raise DamagedError(f"{wrong} does not have {manifest.files[wrong].size} bytes after its upload")
+        for file, entry in manifest.files.items() if read_back else ():
+            with damage_in("what was read back of"):
+                for _ in self.read_file(name, file, entry, alive):
+                    pass
+        etag = self._write_file(name, _format.MANIFEST, [data], len(data), alive)
+        # A store that answers with the checksum of what it has got need not be asked again.
+        is_right = etag == hashlib.md5(data, usedforsecurity=False).hexdigest()
+        if not is_right and self._read_manifest_file(name, alive) != data:
             raise DamagedError(f"{_format.MANIFEST} is not what was uploaded")
-        self._note(manifest)
-        return True
 
-    def _check_replaceable(self, name: Name, found: bytes, data: bytes) -> None:
-        """Raise if there is another good manifest: another writer made it."""
-        if found == data:
-            return
-        with contextlib.suppress(DamagedError):
-            with contextlib.suppress(NewerVersionError):
-                _format.decode(found, name)
-            raise FileExistsError(errno.EEXIST, f"another checkpoint has the name {name}: a mirror has one writer")
-
-    def _has_size(self, name: Name, file: str, entry: FileEntry, alive: Alive) -> bool:
+    def _wrong_size(self, manifest: Manifest, alive: Alive) -> str | None:
+        """Return a file of a checkpoint that is missing or has another size, or None."""
         fs, root = self._open(alive)
         try:
-            return bool(fs.info(f"{root}/{name}/{file}")["size"] == entry.size)
+            listed: list[dict[str, Any]] = fs.ls(f"{root}/{manifest.name}", detail=True)
         except FileNotFoundError:
-            return False
+            listed = []
+        sizes = {str(each["name"]).rpartition("/")[2]: each["size"] for each in listed}
+        return next((file for file, entry in manifest.files.items() if sizes.get(file) != entry.size), None)
 
-    def _write_file(self, path: str, pieces: Iterable[bytes], size: int, alive: Alive) -> None:
+    def _write_file(self, name: Name, file: str, pieces: Iterable[bytes], size: int, alive: Alive) -> str:
+        """Write a file; return its checksum if the store has answered with one."""
         fs, root = self._open(alive)
-        path = f"{root}/{path}"
+        path = f"{root}/{name}/{file}"
+        if _is_s3(fs) and size <= _MIN_BLOCK_BYTES:
+            return str((fs.pipe_file(path, b"".join(pieces)) or {}).get("ETag")).strip('"')
         block_size = max(_MIN_BLOCK_BYTES, size // _MAX_BLOCKS)
         try:
-            file = fs.open(path, "wb", block_size=block_size)
+            opened = fs.open(path, "wb", block_size=block_size)
         except FileNotFoundError:  # it has directories; an object store has none, and would make a bucket
-            fs.makedirs(fs._parent(path), exist_ok=True)
-            file = fs.open(path, "wb", block_size=block_size)
+            # Not its parents: where the directory of the mirror is missing, it is away.
+            fs.mkdir(f"{root}/{name}", create_parents=False)
+            opened = fs.open(path, "wb", block_size=block_size)
         try:
             alive()
             for piece in pieces:
-                file.write(piece)
+                opened.write(piece)
                 alive()
         except BaseException:
-            _discard_file(file)
+            _discard_file(opened)
             raise
-        file.close()
+        opened.close()
+        return ""
 
     # Removing
 
     def remove_old(self, keep: KeepPolicy, saved: Name, alive: Alive) -> None:
-        """Remove what the policy does not keep after `saved`, and unfinished uploads before it."""
-        names = self.names(alive)
+        """Remove what the policy does not keep after `saved`, and unfinished uploads before it; never what is newer."""
+        listed = self._listed or set()
+        newest_first = sorted(listed, reverse=True)
         unfinished: list[Name] = []
-        for name in names:
+        for name in newest_first:
             if name not in self._known:
                 with contextlib.suppress(DamagedError, NewerVersionError):
                     manifest = self.read_manifest(name, alive)
-                    if manifest is not None:
-                        self._note(manifest)
-                    elif name < saved:
+                    if manifest is None:
                         unfinished.append(name)
-        there = [self._known[name] for name in names if name in self._known]
-        removed = not_kept(keep, there, self._known[saved])
-        for name in [*unfinished, *(Name(each.sequence, each.step) for each in removed)]:
-            self._remove(name, alive)
+                    else:
+                        self._known[name] = _checkpoint(manifest)
+        there = [self._known[name] for name in newest_first if name in self._known]
+        not_wanted = not_kept(keep, there, self._known[saved])
+        removed = [*unfinished, *(Name(each.sequence, each.step) for each in not_wanted)]
+        for name in filter(saved.__gt__, removed):
+            # The manifest first: without it the rest is no checkpoint.
+            self._remove_files(name, [_format.MANIFEST, *_format.FILES], alive)
+            self._known.pop(name, None)
+            listed.discard(name)
+            fs, root = self._open(alive)
+            if _has_directories(root):
+                with contextlib.suppress(OSError):  # there may be files of others in it
+                    fs.rmdir(f"{root}/{name}")
 
-    def _remove(self, name: Name, alive: Alive) -> None:
-        # The manifest first: without it the rest is no checkpoint.
-        for file in (_format.MANIFEST, *_format.FILES):
-            self._remove_file(f"{name}/{file}", alive)
-        self._known.pop(name, None)
+    def _remove_files(self, name: Name, files: Iterable[str], alive: Alive) -> None:
         fs, root = self._open(alive)
-        with contextlib.suppress(OSError):  # there may be files of others in it; an object store has no directories
-            fs.rmdir(f"{root}/{name}")
+        paths = [f"{root}/{name}/{file}" for file in files]
+        if not _is_s3(fs):
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    self._open(alive)[0].rm_file(path)
+            return
+        # One request; that of s3fs itself says nothing about files that could not be removed.
+        keys = [{"Key": fs.split_path(path)[1]} for path in paths]
+        answer = fs.call_s3("delete_objects", Bucket=fs.split_path(root)[0], Delete={"Objects": keys, "Quiet": True})
+        for error in answer.get("Errors", ()):
+            raise PermissionError(errno.EACCES, f"{error.get('Key')}: {error.get('Code')} {error.get('Message')}")
 
-    def _remove_file(self, path: str, alive: Alive) -> None:
-        fs, root = self._open(alive)
-        with contextlib.suppress(FileNotFoundError):
-            fs.rm_file(f"{root}/{path}")
 
-    def _note(self, manifest: Manifest) -> None:
-        name = manifest.name
-        self._known[name] = Checkpoint(name.step, name.sequence, manifest.metrics, Path(str(name)), manifest.size)
+def _checkpoint(manifest: Manifest) -> Checkpoint:
+    name = manifest.name
+    return Checkpoint(name.step, name.sequence, manifest.metrics, Path(str(name)), manifest.size)
+
+
+def _has_directories(root: str) -> bool:
+    """Return whether a file system has directories, which may be missing or empty: its paths begin at a root."""
+    return root.startswith("/")
+
+
+def _is_s3(fs: Any) -> bool:
+    return hasattr(fs, "call_s3")
+
+
+def _s3_prefixes(fs: Any, root: str) -> list[str]:
+    """Return what is in a directory, by one request for each thousand; s3fs itself makes two where there is nothing."""
+    bucket, key, _ = fs.split_path(root)
+    found, more = list[str](), dict[str, str]()
+    while True:
+        answer = fs.call_s3("list_objects_v2", fs.kwargs, Bucket=bucket, Prefix=f"{key}/" if key else "", Delimiter="/", **more)
+        found += [each["Prefix"] for each in answer.get("CommonPrefixes", ())]
+        if not answer.get("IsTruncated"):
+            return found
+        more = {"ContinuationToken": answer["NextContinuationToken"]}
+
+
+def _check_replaceable(name: Name, found: bytes, data: bytes) -> None:
+    """Raise if there is another good manifest: another writer made it."""
+    if found == data:
+        return
+    with contextlib.suppress(DamagedError):
+        with contextlib.suppress(NewerVersionError):
+            _format.decode(found, name)
+        raise FileExistsError(errno.EEXIST, f"another checkpoint has the name {name}: a mirror has one writer")
 
 
 def _discard_file(file: Any) -> None:

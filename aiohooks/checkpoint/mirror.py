@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import functools
 import itertools
@@ -11,7 +12,6 @@ import logging
 import queue
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,8 +37,10 @@ T = TypeVar("T")
 
 _READ_ATTEMPTS = 3
 """How often a restore tries to read the mirror."""
-_PIECES_AHEAD = 8
+_PIECES_AHEAD = 2
 """How many pieces of a download may wait to be written."""
+_UNSEEN = 1_000_000
+"""How many checkpoints a mirror that could not be read may have that are not here."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -116,6 +118,17 @@ class MirrorStatus:
         return ", ".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A checkpoint that waits for its upload."""
+
+    checkpoint: Checkpoint
+    is_new: bool
+    """Whether it was saved, and not restored: it is newer than all that were in the mirror."""
+    is_unseen: bool
+    """Whether its sequence was chosen without knowing those in the mirror."""
+
+
 class MirrorError(Exception):
     """The mirror could not be read or written. Private to this package."""
 
@@ -160,8 +173,16 @@ class Copier:
     def _reset(self) -> None:
         self._remote: RemoteDirectory = self._make_remote()
         self._newest_there: int | None = None
-        self._pending: deque[Checkpoint] = deque()
-        self._current: Checkpoint | None = None
+        """The highest sequence in the mirror; None until that has been read."""
+        self._is_away = False
+        """Whether the last restore could not read the mirror, or has missed its directory, which then is not made either."""
+        self._saves_unseen = False
+        self._first_unseen: int | None = None
+        """The first sequence that was chosen without knowing those in the mirror."""
+        self._shift = 0
+        """What makes sequences that were chosen so later than all that were in the mirror."""
+        self._pending: deque[_Pending] = deque()
+        self._current: _Pending | None = None
         self._task: asyncio.Task[None] | None = None
         self._attempt = 0
         self._pause: asyncio.Future[None] | None = None
@@ -182,22 +203,48 @@ class Copier:
             error=self._error,
         )
 
-    @property
-    def first_sequence(self) -> int:
-        """The least sequence of a new checkpoint, which must be later than all in the mirror.
+    def begin_save(self) -> tuple[int, int]:
+        """Return the least sequence of the checkpoint that is to be saved, and how far it has to be after the one before.
 
-        If these are unknown, it is the time: later than any sequence that was counted, and than one that was chosen so before.
+        Sequences follow from what was seen. If the mirror could not be read, the first one leaves room for what may be there; if
+        it has more, all that were chosen so get a higher one there (`_name_there`).
         """
-        return int(time.time()) if self._newest_there is None else self._newest_there + 1
+        self._saves_unseen = self._newest_there is None
+        if self._newest_there is not None:
+            return self._newest_there + 1, 1
+        return 0, _UNSEEN if self._is_away and self._first_unseen is None else 1
 
     # Copying there
 
-    def submit(self, checkpoint: Checkpoint) -> None:
-        """Copy a committed checkpoint in the background."""
-        self._pending.append(checkpoint)
+    def submit(self, checkpoint: Checkpoint, *, is_new: bool) -> None:
+        """Copy a committed checkpoint in the background; one that `is_new` was saved after the last `begin_save`."""
+        pending = _Pending(checkpoint, is_new, is_new and self._saves_unseen)
+        if pending.is_unseen and self._first_unseen is None:
+            self._first_unseen = checkpoint.sequence
+            self._shift = max(0, (self._newest_there or 0) + 1 - checkpoint.sequence)
+        self._pending.append(pending)
+        if self._newest_there is not None:
+            self._newest_there = max(self._newest_there, self._name_there(pending).sequence)
         self._drop_replaced()
         if self._task is None or self._task.done():
             self._task = new_task(self._copy_pending(), f"copies to {self.mirror}")
+
+    def _name_there(self, pending: _Pending) -> Name:
+        """Return the name of a checkpoint in the mirror."""
+        shift = self._shift if pending.is_unseen else 0
+        return Name(pending.checkpoint.sequence + shift, pending.checkpoint.step)
+
+    async def _look(self, *, missing_ok: bool) -> list[Name]:
+        """Return the names in the mirror, newest first, and learn the highest sequence."""
+        remote = self._remote
+        names = await self._in_thread(lambda alive: remote.names(alive, missing_ok=missing_ok))
+        newest = names[0].sequence if names else 0
+        if self._newest_there is None and (remote.is_there or self._current is not None):
+            if self._first_unseen is not None:
+                self._shift = max(0, newest + 1 - self._first_unseen)
+            waiting = [*self._pending, *([] if self._current is None else [self._current])]
+            self._newest_there = max(newest, *(self._name_there(each).sequence for each in waiting), 0)
+        return names
 
     def _drop_replaced(self) -> None:
         while len(self._pending) > self.mirror.max_pending:
@@ -207,13 +254,13 @@ class Copier:
     async def _copy_pending(self) -> None:
         self._attempt = 0
         while self._pending:
-            checkpoint = self._current = self._pending.popleft()
+            pending = self._current = self._pending.popleft()
             try:
-                await self._copy(checkpoint)
+                await self._copy(pending)
             except (MirrorError, DamagedError) as error:
                 self._attempt += 1
-                self._note_failure(checkpoint, str(error))
-                self._pending.appendleft(checkpoint)
+                self._note_failure(pending.checkpoint, str(error))
+                self._pending.appendleft(pending)
                 self._drop_replaced()
             else:
                 self._attempt = 0
@@ -222,22 +269,24 @@ class Copier:
             if self._attempt:
                 await self._wait_for_next_attempt()
 
-    async def _copy(self, checkpoint: Checkpoint) -> None:
-        remote, keep, read_back = self._remote, self._keep, self.mirror.read_back
+    async def _copy(self, pending: _Pending) -> None:
+        if self._newest_there is None:
+            await self._look(missing_ok=not self._is_away)
+        remote, keep, checkpoint, name = self._remote, self._keep, pending.checkpoint, self._name_there(pending)
+        options = {"read_back": self.mirror.read_back, "is_new": pending.is_new, "may_make": not self._is_away}
         check = self._check_place
         try:
-            uploaded = await self._in_thread(lambda alive: _upload(remote, checkpoint, check, alive, read_back=read_back))
+            written = await self._in_thread(lambda alive: _upload(remote, checkpoint, name, check, alive, options))
         except _RemovedHereError:
+            written = None
+        if written is None:
             self._replaced += 1
             return
         if self._error is not None:
             _logger.info("mirror %s: the checkpoint of step %d was copied; it works again", self.mirror, checkpoint.step)
-        self._copied, self._latest_step, self._error = self._copied + uploaded, checkpoint.step, None
-        if not uploaded:
+        self._copied, self._latest_step, self._error = self._copied + written, checkpoint.step, None
+        if not written:
             return
-        name = Name(checkpoint.sequence, checkpoint.step)
-        if self._newest_there is not None:
-            self._newest_there = max(self._newest_there, name.sequence)
         try:
             await self._in_thread(lambda alive: remote.remove_old(keep, name, alive))
         except MirrorError as error:
@@ -275,7 +324,8 @@ class Copier:
             self._pending.rotate(1)  # the newest first: there may be no time for the others
         complete = await wait_done([self._task], secs)
         if not complete:
-            steps = ", ".join(str(each.step) for each in (self._current, *self._pending) if each is not None)
+            waiting = (self._current, *self._pending)
+            steps = ", ".join(str(each.checkpoint.step) for each in waiting if each is not None)
             _logger.warning(
                 "mirror %s: not copied within %s s: the checkpoints of the steps %s (%s)",
                 self.mirror,
@@ -299,14 +349,15 @@ class Copier:
 
     # Copying back
 
-    async def names(self) -> list[Name]:
-        """Return the names in the mirror, newest first.
+    async def names(self, *, missing_ok: bool) -> list[Name]:
+        """Return the names in the mirror, newest first; with `missing_ok` a directory that has never been there is empty.
 
         Raises:
-            MirrorError: it could not be read.
+            MirrorError: it could not be read, or its directory or bucket is missing.
         """
-        names = await self._with_retries(lambda: self._in_thread(lambda alive: self._remote.names(alive)))
-        self._newest_there = max((name.sequence for name in names), default=0)
+        self._is_away = True
+        names = await self._with_retries(lambda: self._look(missing_ok=missing_ok))
+        self._is_away = False
         return names
 
     async def download(self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]) -> str | None:
@@ -454,9 +505,14 @@ class _Pipe:
 
 
 def _upload(
-    remote: RemoteDirectory, checkpoint: Checkpoint, check_place: Callable[[], None], alive: Alive, *, read_back: bool
-) -> bool:
-    """Upload a checkpoint; return False if it was there already."""
+    remote: RemoteDirectory,
+    checkpoint: Checkpoint,
+    name: Name,
+    check_place: Callable[[], None],
+    alive: Alive,
+    options: Mapping[str, bool],
+) -> bool | None:
+    """Upload a checkpoint under a name; see `RemoteDirectory.upload`."""
     files, path = Files(), checkpoint.path
     with contextlib.ExitStack() as opened:
         try:
@@ -474,7 +530,7 @@ def _upload(
             if path.exists():
                 raise
             raise _RemovedHereError from None
-        return remote.upload(data, manifest, contents, alive, read_back=read_back)
+        return remote.upload(dataclasses.replace(manifest, name=name), contents, alive, **options)
 
 
 def _begun(pieces: Generator[bytes]) -> Iterator[bytes]:

@@ -125,11 +125,11 @@ class Saver:
         step, checked = _checked_step(step), _format.check_metrics(metrics)
         copier = self._copier
         async with self._order:
-            first_sequence = 0 if copier is None else copier.first_sequence
-            saved = await to_thread(self._directory.save, state, step, checked, first_sequence)
+            least, stride = (0, 1) if copier is None else copier.begin_save()
+            saved = await to_thread(self._directory.save, state, step, checked, least, stride)
             self._is_newest_here = True
             if copier is not None:
-                copier.submit(saved)
+                copier.submit(saved, is_new=True)
             return saved
 
     async def restore(self, step: int | None = None, *, missing_ok: bool = False) -> Restored | None:
@@ -141,8 +141,9 @@ class Saver:
 
         Args:
             step: the global step of the checkpoint; None for the newest.
-            missing_ok: whether a directory that does not exist counts as empty, and is made. Sessions do so; otherwise it is an
-                error, unless there is a mirror, because its name may be wrong.
+            missing_ok: whether a directory that does not exist counts as empty, as in a session. Otherwise it is an error, as its
+                name may be wrong: the checkpoint directory, unless there is a mirror, and the directory of the mirror. A
+                missing bucket is an error in any case, and so is a mirror two levels below what exists.
 
         Raises:
             CorruptCheckpointError: there are checkpoints, or some that were set aside before, and none verifies.
@@ -154,13 +155,13 @@ class Saver:
         async with self._order:
             if self._copier is None:
                 return await to_thread(self._directory.restore, wanted, missing_ok)
-            restored = await self._restore_newest(self._copier, wanted)
+            restored = await self._restore_newest(self._copier, wanted, missing_ok)
             if restored is not None and wanted is None:
                 self._is_newest_here = True
-                self._copier.submit(restored.checkpoint)  # does nothing if it is there
+                self._copier.submit(restored.checkpoint, is_new=False)  # does nothing if it is there
             return restored
 
-    async def _restore_newest(self, copier: Copier, step: int | None) -> Restored | None:
+    async def _restore_newest(self, copier: Copier, step: int | None, missing_ok: bool) -> Restored | None:
         """Restore from here, unless the mirror has a newer checkpoint that verifies: then it is downloaded first."""
         restored, error = await self._restore_here(step)
         if restored is not None and not restored.set_aside and self._is_newest_here:
@@ -168,7 +169,7 @@ class Saver:
         set_aside = () if restored is None else restored.set_aside
         damaged: list[str] = []
         try:
-            for name in await copier.names():
+            for name in await copier.names(missing_ok=missing_ok and restored is None and error is None):
                 if step not in (None, name.step):
                     continue
                 if restored is not None and name <= Name(restored.checkpoint.sequence, restored.checkpoint.step):
@@ -320,8 +321,10 @@ class CheckpointDirectory:
 
     # Saving
 
-    def save(self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float], first_sequence: int = 0) -> Checkpoint:
-        """Save a state, with a sequence of at least `first_sequence`."""
+    def save(
+        self, state: Mapping[str, Any], step: int, metrics: Mapping[str, float], least_sequence: int = 0, stride: int = 1
+    ) -> Checkpoint:
+        """Save a state, with a sequence of at least `least_sequence`, and `stride` after the highest one here."""
         from aiohooks.checkpoint import _encoding
 
         with self._mutex:
@@ -333,7 +336,7 @@ class CheckpointDirectory:
                 names = self._files.list_names(dir_fd)
                 self._remove_unfinished(dir_fd, names)
                 self._check_space(dir_fd, arrays.size + len(data) + _MANIFEST_BYTES)
-                name = Name(max(_format.next_sequence(names), first_sequence), step)
+                name = Name(max(_format.next_sequence(names) - 1 + stride, least_sequence), step)
                 contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
                 manifest = self._commit(dir_fd, names, name, metrics, contents, arrays.version)
             saved = self._known[name] = self._checkpoint(manifest)

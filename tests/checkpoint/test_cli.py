@@ -156,6 +156,9 @@ def test_a_mirror_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     assert names(tmp_path) == ["step-000000000001.000001", "step-000000000002.000002", "step-000000000003.000003"]
     assert checkpoints(f"{url}/missing") == 1
+    assert "missing does not exist, and may not be mounted" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert checkpoints(f"{url}/empty") == 1
     assert capsys.readouterr().out == "There are no checkpoints; a restore would return None.\n"
 
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
+import itertools
 import os
 import random
 import signal
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
 
 from aiohooks import Backoff
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver
+from aiohooks.errors import CheckpointError
 from tests.support.source import ROOT
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.waiting import HANG_SECS, until_true
@@ -32,15 +38,59 @@ STALL_SECS = 6  # the black hole takes a few times as long; on a busy machine so
 QUICKLY = Backoff(0.05, 0.2)
 
 
+class Service:
+    """An S3 server that counts its requests, and fails by `fault`: it gets the method, and returns one of `FAULTS_OF_ANSWERS`."""
+
+    def __init__(self) -> None:
+        self._app: Any = DomainDispatcherApplication(create_backend_app)
+        self.methods: list[str] = []
+        self.fault: Callable[[str], str | None] = lambda method: None
+        self.server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=MotoRequestHandler)
+
+    def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
+        self.methods.append(environ["REQUEST_METHOD"])
+        fault = self.fault(self.methods[-1])
+        if fault in ("500", "403", "400"):
+            return self._refused(fault, start_response)
+        if fault == "a changed request" and environ.get("CONTENT_LENGTH"):
+            data = bytearray(environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"])))
+            data[len(data) // 2] ^= 1
+            environ["wsgi.input"] = BytesIO(data)
+        started: list[Any] = []
+        body = b"".join(self._app(environ, lambda *args: started.append(args)))
+        if fault == "done and 500":
+            return self._refused("500", start_response)
+        if body and fault == "a changed answer":
+            body = body[:-1] + bytes([body[-1] ^ 1])
+        start_response(*started[0][:2])
+        return [body[: len(body) // 2] if fault == "half an answer" else body]
+
+    def _refused(self, status: str, start_response: Any) -> list[bytes]:
+        code = {"500": "InternalError", "403": "AccessDenied", "400": "ExpiredToken"}[status]
+        start_response(f"{status} {code}", [("Content-Type", "application/xml")])
+        return [f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()]
+
+
+FAULTS_OF_ANSWERS = ("500", "403", "400", "done and 500", "a changed request", "a changed answer", "half an answer")
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[int]:
-    """Run an S3 server; the value is its port."""
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
+def service() -> Iterator[Service]:
+    """Run an S3 server."""
+    service = Service()
+    thread = threading.Thread(target=service.server.serve_forever, daemon=True)
+    thread.start()
     try:
-        yield server.get_host_and_port()[1]
+        yield service
     finally:
-        server.stop()
+        service.server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def server(service: Service) -> int:
+    """Return its port."""
+    return int(service.server.server_port)
 
 
 @pytest.fixture
@@ -99,17 +149,106 @@ async def test_checkpoints_go_there_and_come_back(server: int, tmp_path: Path) -
         assert np.array_equal(restored.state["weights"], state_of(3)["weights"])
 
 
-async def test_a_missing_bucket_is_not_made(server: int, tmp_path: Path) -> None:
-    """The reason is in the status, and the run continues."""
+async def test_a_missing_bucket_is_an_error_and_not_made(server: int, tmp_path: Path) -> None:
+    """It is not an empty mirror: a restore fails; what is saved is pending, with the reason in the status."""
     async with asyncio.timeout(HANG_SECS):
         mirror = Mirror("s3://no-such-bucket/run", storage_options=options(server), backoff=QUICKLY)
         async with Saver(tmp_path, mirror=mirror) as saver:
-            await saver.restore()
+            for missing_ok in (False, True):
+                with pytest.raises(
+                    CheckpointError, match="the bucket no-such-bucket does not exist; make it, or correct the URL"
+                ):
+                    await saver.restore(missing_ok=missing_ok)
             await saver.save(state_of(1), 1)
             await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures > 1)
             assert saver.mirror_status is not None
-            assert "bucket does not exist" in str(saver.mirror_status)
+            assert "bucket no-such-bucket does not exist" in str(saver.mirror_status)
             await saver.aclose(grace_secs=0)
+
+
+@pytest.mark.parametrize("read_back", [True, False])
+async def test_a_checkpoint_takes_six_requests(service: Service, server: int, tmp_path: Path, read_back: bool) -> None:
+    """Each file is written, and read back; the manifest, whose checksum the store answers, is written; one removes an old one."""
+    name = f"counted-{read_back}".lower()
+    await asyncio.to_thread(bucket, server, name)
+    mirror = Mirror(f"s3://{name}/run", storage_options=options(server), read_back=read_back)
+    async with Saver(tmp_path, mirror=mirror, keep=KeepNewest(2)) as saver:
+        await saver.save({"step": 0, "weights": np.zeros(1000)}, 0)  # the first one looks what is there
+        assert await saver.flush_mirror(HANG_SECS)
+        assert len(service.methods) >= 6
+        for step in range(1, 6):
+            service.methods.clear()
+            await saver.save({"step": step, "weights": np.zeros(1000)}, step)
+            assert await saver.flush_mirror(HANG_SECS)
+            removal = ["POST"] if step > 1 else []
+            assert service.methods == ["PUT", "PUT", *(["GET", "GET", "PUT"] if read_back else ["GET", "PUT"]), *removal]
+
+
+async def test_files_that_may_not_be_removed_are_an_error(service: Service, server: int, tmp_path: Path, caplog: Any) -> None:
+    """The store takes the request for all of them, and refuses each in its answer."""
+    await asyncio.to_thread(bucket, server, "kept")
+    answer = service._app
+    error = b"<Error><Key>k</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
+
+    def refuse(environ: dict[str, Any], start_response: Any) -> Any:
+        if environ["REQUEST_METHOD"] != "POST":
+            return answer(environ, start_response)
+        start_response("200 OK", [("Content-Type", "application/xml")])
+        return [b"<DeleteResult>" + error + b"</DeleteResult>"]
+
+    service._app = refuse
+    try:
+        mirror = Mirror("s3://kept/run", storage_options=options(server))
+        async with Saver(tmp_path, mirror=mirror, keep=KeepNewest(1)) as saver:
+            for step in (1, 2):
+                await saver.save({"step": step}, step)
+                assert await saver.flush_mirror(HANG_SECS)
+    finally:
+        service._app = answer
+    assert "old checkpoints could not be removed (PermissionError: [Errno 13] k: AccessDenied no)" in caplog.text
+
+
+async def test_random_faults_of_the_store(service: Service, server: int, tmp_path: Path) -> None:
+    """Refused, done without an answer, changed, cut: a restore is never wrong, and has the newest in the end."""
+    await asyncio.to_thread(bucket, server, "faulty")
+    chosen = random.Random(5)
+    count = step = 0
+
+    def fault(method: str) -> str | None:
+        nonlocal count
+        if chosen.random() > 0.4:
+            return None
+        count += 1
+        return chosen.choice(FAULTS_OF_ANSWERS)
+
+    mirror = Mirror("s3://faulty/run", storage_options=options(server), backoff=QUICKLY, max_pending=2)
+
+    async def restored(path: Path) -> int:
+        async with Saver(path, mirror=mirror) as saver:
+            found = await saver.restore()
+        assert found is None or found.state == {"step": found.checkpoint.step}
+        return 0 if found is None else found.checkpoint.step
+
+    try:
+        for life in itertools.count():
+            service.fault = fault
+            with contextlib.suppress(CheckpointError):
+                assert await restored(tmp_path / f"faulty {life}") == step
+            service.fault = lambda method: None
+            async with Saver(tmp_path / f"life {life}", mirror=mirror) as saver:
+                await saver.restore()
+                service.fault = fault
+                for _ in range(6):
+                    step += 1
+                    await saver.save({"step": step}, step)
+                    await asyncio.sleep(0.05)  # some uploads are replaced, and some are not
+                service.fault = lambda method: None
+                assert await saver.flush_mirror(HANG_SECS)
+            assert await restored(tmp_path / f"healed {life}") == step
+            if count >= 200:
+                break
+    finally:
+        service.fault = lambda method: None
 
 
 @pytest.mark.parametrize("fault", FAULTS)

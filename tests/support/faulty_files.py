@@ -26,6 +26,8 @@ class Disk:
         self.files: dict[str, bytes] = {}
         self.log: list[tuple[str, str]] = []
         self.partial = partial
+        self.is_missing = False
+        """Whether its bucket is missing."""
         self.before: Callable[[str, str], None] = lambda operation, path: None
         self.opened = 0
         """How many file systems have been opened on it."""
@@ -104,27 +106,17 @@ class _Upload:
         self._show()
         return len(data)
 
+    def __enter__(self) -> _Upload:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._disk.note("close", self._path)
             self._disk.files[self._path] = self._data
-
-
-class _Download:
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk, self._path, self._data = disk, path, disk.files[path]
-
-    def read(self, size: int) -> bytes:
-        self._disk.note("read", self._path)
-        piece, self._data = self._data[:size], self._data[size:]
-        return piece
-
-    def __enter__(self) -> _Download:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
 
 
 class FaultyFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -143,22 +135,28 @@ class FaultyFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         found = sorted({start + each.removeprefix(start).split("/")[0] for each in self.disk.files if each.startswith(start)})
         if not found:
             raise FileNotFoundError(path)
-        assert not detail
-        return found
+        return [self._entry(each) for each in found] if detail else found
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
         self.disk.note("info", path)
+        if path == "disk" and not self.disk.is_missing:
+            return {"name": path, "type": "directory", "size": 0}
         if path not in self.disk.files:
             raise FileNotFoundError(path)
-        return {"name": path, "type": "file", "size": len(self.disk.files[path])}
+        return self._entry(path)
 
-    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        self.disk.note(f"open {mode}", path)
-        if mode == "wb":
-            return _Upload(self.disk, path)
+    def _entry(self, path: str) -> dict[str, Any]:
+        return {"name": path, "type": "file", "size": len(self.disk.files.get(path, b""))}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        self.disk.note("read", path)
         if path not in self.disk.files:
             raise FileNotFoundError(path)
-        return _Download(self.disk, path)
+        return self.disk.files[path][start:end]
+
+    def open(self, path: str, mode: str = "wb", **options: Any) -> Any:
+        self.disk.note(f"open {mode}", path)
+        return _Upload(self.disk, path)
 
     def rm_file(self, path: str) -> None:
         self.disk.note("remove", path)
