@@ -7,17 +7,19 @@ ever looked up, and nothing in a file is ever executed.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import math
 import re
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
-from aiohooks.checkpoint._format import ARRAYS, STATE, VERSION, DamagedError, damage_in, unused_name
+from aiohooks.checkpoint import _format
+from aiohooks.checkpoint._format import ARRAYS, STATE, VERSION, DamagedError, damage_in
 from aiohooks.checkpoint._tensors import DTYPES, MAX_DEPTH, tensors_in, torch_support
 from aiohooks.errors import InvalidArgumentError, missing_extra
 
@@ -37,6 +39,8 @@ _Path: TypeAlias = tuple[str | int, ...]
 CHUNK_BYTES = 1 << 20
 """The size of one write."""
 _ALIGNMENT = 64
+_MOST_BUFFERS = 1000
+"""How many arrays one read fills; systems allow 1024."""
 # The limit of the safetensors library.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -91,6 +95,8 @@ class ArrayFile:
 
     def __init__(self) -> None:
         self._arrays: dict[str, _Stored] = {}
+        self._numbers: dict[str, int] = {}
+        """The next number for arrays of one name."""
         self._header: bytes | None = None
         self.version = 1
         """The version of the format that has all of what the state has."""
@@ -99,7 +105,7 @@ class ArrayFile:
         """Add an array; return name, dtype and shape, the arguments of `LoadedArrays.take`."""
         dtype = _check_dtype(array.dtype, _text_of(path))
         shape = list(array.shape)
-        native, data = _NATIVE.get(dtype[1:]), partial(_little_endian_bytes, array, dtype)
+        native, data = _NATIVE.get(dtype[1:]), functools.partial(_little_endian_bytes, array, dtype)
         return self.add_stored(path, _Stored(native, shape, array.nbytes, _NATIVE_WIDTH.get(dtype[1:], 1), data)), dtype, shape
 
     def add_stored(self, path: _Path, stored: _Stored) -> str:
@@ -114,7 +120,11 @@ class ArrayFile:
         name = "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
         if name in ("", "__metadata__"):
             name += "~2"
-        return unused_name(name, self._arrays, "~", 3)
+        if name not in self._arrays:
+            return name
+        number = self._numbers.get(name, 3)
+        self._numbers[name] = number + 1
+        return f"{name}~{number}"
 
     @property
     def size(self) -> int:
@@ -160,7 +170,7 @@ def _little_endian_bytes(array: Array, dtype: str) -> memoryview:
     return memoryview(cast("Any", np.ascontiguousarray(array).reshape(-1).view(np.uint8)))
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+class _Entry(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """An array in the header of a safetensors file."""
 
     dtype: str
@@ -172,125 +182,134 @@ _OTHER_ARRAY = "has another dtype or shape of an array than the other file"
 _read_header = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-class _PieceReader:
-    """Reads a file that comes in pieces."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._piece = np.empty(0, np.uint8)
-
-    def read(self, size: int) -> Array:
-        """Return an array of the next `size` bytes."""
-        found = _aligned_memory(size)
-        place = 0
-        while place < size:
-            if not self._piece.size:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    raise DamagedError("is not a safetensors file (it is too short)")
-                self._piece = np.frombuffer(piece, np.uint8)
-            part, self._piece = self._piece[: size - place], self._piece[size - place :]
-            found[place : place + part.size] = part
-            place += part.size
-        return found
-
-
-def _aligned_memory(size: int) -> Array:
-    """Return memory as torch aligns its own, on which the last bits of a matrix product may depend."""
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size]
+def _aligned_memory(sizes: Sequence[int]) -> list[Array]:
+    """Return parts of one new memory, aligned as torch aligns its own: the last bits of a matrix product may depend on it."""
+    offsets = list(itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes), initial=0))
+    memory = np.empty(offsets[-1] + _ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % _ALIGNMENT
+    return [memory[first + offset : first + offset + size] for offset, size in zip(offsets, sizes, strict=False)]
 
 
 class LoadedArrays:
     """The arrays of a file, to be taken one by one.
 
     The safetensors library copies all of them in one call that holds the interpreter's lock, so that the event loop would stop
-    for a second for each GiB. Here each piece of the file is copied into its array as it is read.
+    for a second for each GiB. Here they are read into the memory that the caller gets. Small ones share some.
     """
 
-    def __init__(self, pieces: Iterable[bytes], size: int) -> None:
-        """Read a file of `size` bytes.
+    def __init__(self, read_into: Callable[[list[memoryview]], None], size: int) -> None:
+        """Read a file of `size` bytes by `read_into`, which fills arrays with what follows in the file.
 
         Raises:
             DamagedError: it is not a safetensors file, or its arrays do not follow each other.
         """
-        reader = _PieceReader(pieces)
-        header_size = int.from_bytes(reader.read(8).tobytes(), "little")
+        start = bytearray(8)
+        read_into([memoryview(start)])
+        header_size = int.from_bytes(start, "little")
         if header_size > min(_MAX_HEADER_BYTES, size - 8):
             raise DamagedError("is not a safetensors file (its header is too long)")
+        header = bytearray(header_size)
+        read_into([memoryview(header)])
         try:
-            self._entries = _read_header(reader.read(header_size).tobytes())
+            entries = _read_header(header)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise DamagedError(f"is not a safetensors file ({type(error).__name__})") from None
-        in_order = sorted(self._entries.items(), key=lambda item: item[1].data_offsets)
+        in_order = sorted((*entry.data_offsets, name) for name, entry in entries.items())
         place = 0
-        for _, entry in in_order:
-            begin, end = entry.data_offsets
+        for begin, end, _ in in_order:
             if begin != place or end < begin:
                 raise DamagedError("is not a safetensors file (its arrays overlap, or have gaps)")
             place = end
         if place != size - 8 - header_size:
             raise DamagedError(f"has {size - 8 - header_size} bytes of arrays, and {place} in its header")
-        self._data = {name: reader.read(entry.data_offsets[1] - entry.data_offsets[0]) for name, entry in in_order}
+        self._arrays: dict[str, tuple[_Entry, Array]] = {}
+        first = 0
+        for number, (_, end, _) in enumerate(in_order, 1):
+            if (
+                number == len(in_order)
+                or in_order[number][1] - in_order[first][0] > CHUNK_BYTES
+                or number - first == _MOST_BUFFERS
+            ):
+                group, first = in_order[first:number], number
+                arrays = _aligned_memory([end - begin for begin, end, _ in group])
+                read_into([memoryview(cast("Any", each)) for each in arrays])
+                for (_, _, name), array in zip(group, arrays, strict=True):
+                    self._arrays[name] = entries[name], array
 
-    def take(self, name: object, dtype: object, shape: object) -> Array:
+    def take(self, name: str, dtype: str, sizes: list[int]) -> Array:
         """Return the array of that name, once. It belongs to the caller and is writable.
 
         Raises:
             DamagedError: there is none, or it has another dtype or shape.
         """
-        kind, sizes = _parse_dtype(dtype), _parse_shape(shape)
-        data = self.take_bytes(name, _NATIVE.get(kind.str[1:]), sizes)
+        kind = _parse_dtype(dtype)
+        data = self.take_bytes(name, _NATIVE.get(dtype[1:]), sizes)
         if math.prod(sizes) * kind.itemsize != len(data):
             raise DamagedError(_OTHER_ARRAY)
         return _make_array(kind, sizes, data)
 
-    def take_bytes(self, name: object, native: str | None, sizes: list[int]) -> Array:
+    def take_bytes(self, name: str, native: str | None, sizes: list[int]) -> Array:
         """Return the bytes of the array of that name, once.
 
         Raises:
             DamagedError: there is none, or its header has not that dtype and shape, or plain bytes for a dtype without a name.
         """
-        entry = self._entries.pop(name, None) if isinstance(name, str) else None
-        if entry is None:
+        found = self._arrays.pop(name, None)
+        if found is None:
             raise DamagedError("refers to an array that is not in the other file")
-        data = self._data.pop(cast("str", name))
+        entry, data = found
         if (entry.dtype, entry.shape) != (native or "U8", sizes if native else [len(data)]):
             raise DamagedError(_OTHER_ARRAY)
         return data
 
     def check_all_taken(self) -> None:
         """Raise `DamagedError` if there are arrays that the tree does not refer to."""
-        if self._entries:
-            raise DamagedError(f"has {len(self._entries)} arrays that the state does not refer to")
+        if self._arrays:
+            raise DamagedError(f"has {len(self._arrays)} arrays that the state does not refer to")
 
 
 def _bytes_of_block(block: Any) -> memoryview:
     data: Array = block.bytes_on_host()
     if block.has_gaps:  # what lies there is no part of the state, and may be different each time
-        data, gaps = data.copy(), np.ones(len(data), np.bool_)
-        for offset, shape, strides, item_size in block.members:
-            np.ndarray((*shape, item_size), np.bool_, cast("Any", gaps), offset, (*strides, 1))[...] = False
-        data[gaps] = 0
+        data, used = data.copy(), np.zeros(len(data), np.bool_)
+        for member in block.members:
+            _mark(used, *member)
+        data[~used] = 0
     return memoryview(cast("Any", data))
+
+
+def _mark(used: Array, offset: int, shape: Sequence[int], strides: Sequence[int], item_size: int) -> None:
+    """Mark the bytes of a tensor in its block, in a time that depends on the block and not on the tensor, which may be larger."""
+    if math.prod(shape) * item_size <= len(used):
+        np.ndarray((*shape, item_size), np.bool_, cast("Any", used), offset, (*strides, 1))[...] = True
+        return
+    own = np.zeros(len(used) - offset, np.bool_)
+    own[:item_size] = True
+    for size, stride in zip(shape, strides, strict=True):
+        done = 1 if stride else size
+        while done < size:  # one, two, four elements ...
+            more = min(done, size - done)
+            own[more * stride :] |= own[: len(own) - more * stride].copy()
+            done += more
+    used[offset:] |= own
 
 
 def _make_array(kind: np.dtype[Any], shape: list[int], data: Array) -> Array:
     """Return an array in the memory of `data`."""
     try:
-        array: Array = np.ndarray(shape, kind, buffer=cast("Any", data) if data.size else None)
+        array: Array = np.ndarray(shape, kind, data if len(data) else None)
     except (ValueError, TypeError, OverflowError):  # too many dimensions, or too large
         raise DamagedError("has an invalid array shape") from None
-    if kind.str.startswith(">"):
+    if kind.byteorder == ">":
         flat = array.reshape(-1)
         for start in range(0, flat.size, CHUNK_BYTES):
             flat[start : start + CHUNK_BYTES].byteswap(inplace=True)
     return array
 
 
-def _parse_dtype(text: object) -> np.dtype[Any]:
-    if isinstance(text, str) and len(text) <= 40 and _SUPPORTED.fullmatch(text):
+@functools.lru_cache(1024)
+def _parse_dtype(text: str) -> np.dtype[Any]:
+    if len(text) <= 40 and _SUPPORTED.fullmatch(text):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             found: np.dtype[Any] = np.dtype(text)
             if found.str == text:
@@ -317,14 +336,17 @@ def _scalar_to_bytes(value: Any, place: str) -> tuple[str, bytes]:
 
 
 def _scalar_from_bytes(dtype: object, data: object) -> Any:
-    kind = _parse_dtype(dtype)
-    if not isinstance(data, bytes) or len(data) != kind.itemsize or kind.kind in "US":
+    kind = _parse_dtype(dtype) if isinstance(dtype, str) else None
+    if kind is None or not isinstance(data, bytes) or len(data) != kind.itemsize or kind.kind in "US":
         raise DamagedError("has a number whose size is not that of its dtype")
     return _make_array(kind, [], np.array(bytearray(data), np.uint8))[()]
 
 
 _TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR, _TENSOR, _COUNTER, _MODULE = 1, 2, 3, 4, 5, 6, 7, 8
 """Numbers of the extension types, which are part of the format; from `_TENSOR` on of its version 2."""
+
+_MOST_REPEATED = 2_000_000
+"""How many items there may be in lists and dicts that the state has already."""
 
 _HINTS = {
     "set": "give sorted(...) of it",
@@ -372,6 +394,8 @@ class _Encoder:
         self.bytes_of = msgspec.msgpack.Encoder().encode
         self._torch = torch_support()
         self._names_of_blocks: dict[Any, str] = {}
+        self._met: set[int] = set()
+        self._repeated = 0
         if self._torch is not None:
             self._tensors = {id(tensor): tensor for tensor in tensors_in(state, self._torch)}
             self._places = self._torch.place(self._tensors)
@@ -420,7 +444,7 @@ class _Encoder:
         if name is None:  # the first of the tensors in this memory decides how other programs see it
             native, nbytes = DTYPES[dtype].native if place.is_whole else None, place.block.nbytes
             width = np.dtype(DTYPES[dtype].array).itemsize
-            stored = _Stored(native, shape, nbytes, width, partial(_bytes_of_block, place.block))
+            stored = _Stored(native, shape, nbytes, width, functools.partial(_bytes_of_block, place.block))
             name = self._names_of_blocks[place.block] = self.arrays.add_stored(path, stored)
         view = [] if place.is_whole else [list(place.strides), place.offset]
         return self._later(_TENSOR, [name, dtype, shape, *view])
@@ -433,11 +457,11 @@ class _Encoder:
         return value
 
     def _items(self, items: list[Any] | tuple[Any, ...], path: _Path) -> list[Any]:
-        self._check_depth(path)
+        self._check_nesting(items, path)
         return [self.tree(item, (*path, index)) for index, item in enumerate(items)]
 
     def _dict(self, items: Mapping[Any, Any], path: _Path) -> dict[Any, Any]:
-        self._check_depth(path)
+        self._check_nesting(items, path)
         found: dict[Any, Any] = {}
         for key, value in items.items():
             if type(key) is int and -(2**63) <= key < 2**64:
@@ -451,7 +475,16 @@ class _Encoder:
                 )
         return found
 
-    def _check_depth(self, path: _Path) -> None:
+    def _check_nesting(self, container: Sized, path: _Path) -> None:
+        if id(container) not in self._met:
+            self._met.add(id(container))
+        else:
+            self._repeated += 1 + len(container)
+        if self._repeated > _MOST_REPEATED:  # sixty lists, each twice in the next, are 2**60
+            raise InvalidArgumentError(
+                f"{_text_of(path[:4])}... has the same lists or dicts again and again, and each of their more than "
+                f"{_MOST_REPEATED} items would be written; give them once"
+            )
         if len(path) >= MAX_DEPTH:
             raise InvalidArgumentError(
                 f"{_text_of(path[:4])}... is nested deeper than {MAX_DEPTH} levels, or in itself; flatten it"
@@ -470,6 +503,7 @@ class _Encoder:
 
 _read_tree = msgspec.msgpack.Decoder().decode
 _write_tree = msgspec.msgpack.Encoder().encode
+_read_array = msgspec.msgpack.Decoder(tuple[str, str, list[Annotated[int, msgspec.Meta(ge=0, le=_format.MAX_INT)]]]).decode
 _PLAIN_TYPES: frozenset[object] = frozenset((type(None), bool, int, float, str, bytes))
 """The types of MessagePack that stand for themselves; timestamps are not among them."""
 
@@ -509,7 +543,8 @@ class _Decoder:
             for key, value in plain.items():
                 if type(key) is not str and type(key) is not int:
                     raise DamagedError(f"has a key of type {type(key).__name__}")
-                plain[key] = self._value(value)
+                if type(value) not in _PLAIN_TYPES:
+                    plain[key] = self._value(value)
         elif kind is list:
             plain[:] = map(self._value, plain)
         elif kind is msgspec.msgpack.Ext:
@@ -523,6 +558,14 @@ class _Decoder:
             return _int_from_bytes(data)
         if code == _COMPLEX:
             return complex(*struct.unpack("<dd", data))
+        if code == _ARRAY:
+            try:
+                name, dtype, shape = _read_array(data)
+            except msgspec.ValidationError:
+                raise DamagedError("has an invalid array shape, name or dtype") from None
+            if len(_write_tree((name, dtype, shape))) != len(data):
+                raise DamagedError("is not in canonical form")
+            return self._arrays.take(name, dtype, shape)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise DamagedError(f"is nested deeper than {MAX_DEPTH}")
@@ -532,8 +575,6 @@ class _Decoder:
             items = list(cast("Sequence[Any]", inner))
             if code == _TUPLE:
                 return tuple(items)
-            if code == _ARRAY and len(items) == 3:
-                return self._arrays.take(*items)
             if code == _SCALAR and len(items) == 2:
                 return _scalar_from_bytes(*items)
             if code == _TENSOR and len(items) in (3, 5):
@@ -566,7 +607,12 @@ class _Decoder:
 
 
 def _contiguous(sizes: list[int]) -> list[int]:
-    return [math.prod(max(size, 1) for size in sizes[place + 1 :]) for place in range(len(sizes))]
+    found, step = [1] * len(sizes), 1
+    for place in range(len(sizes) - 1, -1, -1):
+        found[place], step = step, step * max(sizes[place], 1)
+        if step > _format.MAX_INT:
+            raise DamagedError("has an invalid array shape")
+    return found
 
 
 def _text_of(path: _Path) -> str:

@@ -11,13 +11,15 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohooks._aio.fork import call_after_fork
 from aiohooks.checkpoint._format import LOCK, DamagedError
 from aiohooks.errors import CheckpointBusyError, CheckpointError
+
+T = TypeVar("T")
 
 _DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -191,11 +193,13 @@ class Files:
             left = left[written:]
 
     def read(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> bytes:
-        """Return the content of a plain file; see `read_pieces`."""
-        return b"".join(self.read_pieces(name, dir_fd=dir_fd, size=size, max_size=max_size))
+        """Return the content of a plain file; see `opened`."""
+        with self.opened(name, dir_fd=dir_fd, size=size, max_size=max_size) as file:
+            return b"".join(file.pieces())
 
-    def read_pieces(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> Generator[bytes]:
-        """Read a whole plain file, in pieces that keep other threads waiting for a short time only.
+    @contextlib.contextmanager
+    def opened(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> Generator[FileReader]:
+        """Open a plain file for reading.
 
         Args:
             name: its name in the directory.
@@ -208,34 +212,90 @@ class Files:
         """
         with _damage_errors():
             fd = self.fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=dir_fd)
-            try:
+        try:
+            with _damage_errors():
                 status = self.fs.fstat(fd)
-                if not stat.S_ISREG(status.st_mode):
-                    raise DamagedError("is not a plain file")
-                if size is not None and status.st_size != size:
-                    raise DamagedError(f"has {status.st_size} bytes instead of {size}")
-                if max_size is not None and status.st_size > max_size:
-                    raise DamagedError(f"has {status.st_size} bytes, more than the {max_size} allowed")
-                yield from self._read(fd, status.st_size)
-            finally:
-                self.close_quietly(fd)
-
-    def _read(self, fd: int, size: int) -> Generator[bytes]:
-        left = size
-        while left:
-            try:
-                part = self.fs.read(fd, min(left, _MAX_READ_BYTES))
-            except InterruptedError:
-                continue
-            if not part:
-                raise DamagedError(f"ends {left} bytes early")
-            left -= len(part)
-            yield part
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedError("is not a plain file")
+            if size is not None and status.st_size != size:
+                raise DamagedError(f"has {status.st_size} bytes instead of {size}")
+            if max_size is not None and status.st_size > max_size:
+                raise DamagedError(f"has {status.st_size} bytes, more than the {max_size} allowed")
+            yield FileReader(self.fs, fd, status.st_size)
+        finally:
+            self.close_quietly(fd)
 
     def close_quietly(self, fd: int) -> None:
         """Close a descriptor and ignore errors."""
         with contextlib.suppress(OSError):
             self.fs.close(fd)
+
+
+class FileReader:
+    """Reads an open file from its beginning, in pieces that keep other threads waiting for a short time only.
+
+    Attributes:
+        left: how many bytes have not been read.
+        crc32: the checksum of those that have.
+    """
+
+    def __init__(self, fs: Any, fd: int, size: int) -> None:
+        self._fs = fs
+        self._fd = fd
+        self.left = size
+        self.crc32 = 0
+
+    def pieces(self) -> Generator[bytes]:
+        """Read the rest of the file.
+
+        Raises:
+            DamagedError: the file is too short, or unreadable.
+        """
+        while self.left:
+            piece: bytes = self._read(self._fs.read, min(self.left, _MAX_READ_BYTES))
+            self._note_read(len(piece))
+            self.crc32 = zlib.crc32(piece, self.crc32)
+            yield piece
+
+    def read_into(self, buffers: Sequence[memoryview]) -> None:
+        """Fill buffers, a thousand at most, with what follows in the file; raises as `pieces` does."""
+        if sum(map(len, buffers)) > self.left:
+            raise DamagedError("is too short")
+        for whole in buffers if len(buffers) == 1 else ():
+            for start in range(0, len(whole), _MAX_READ_BYTES):
+                self._fill([whole[start : start + _MAX_READ_BYTES]])
+        if len(buffers) > 1:
+            self._fill([each for each in buffers if each])
+
+    def check(self, crc32: str) -> None:
+        """Read the rest; raise `DamagedError` if the file has another checksum."""
+        for _ in self.pieces():
+            pass
+        if f"{self.crc32:08x}" != crc32:
+            raise DamagedError("does not have the checksum in the manifest")
+
+    def _fill(self, buffers: list[memoryview]) -> None:
+        first = 0
+        while first < len(buffers):
+            count: int = self._read(self._fs.readv, buffers[first:])
+            self._note_read(count)
+            while first < len(buffers) and count >= len(buffers[first]):
+                self.crc32 = zlib.crc32(buffers[first], self.crc32)
+                count -= len(buffers[first])
+                first += 1
+            if count:
+                self.crc32 = zlib.crc32(buffers[first][:count], self.crc32)
+                buffers[first] = buffers[first][count:]
+
+    def _read(self, read: Callable[[int, Any], T], what: object) -> T:
+        while True:
+            with _damage_errors(), contextlib.suppress(InterruptedError):
+                return read(self._fd, what)
+
+    def _note_read(self, count: int) -> None:
+        if not count:
+            raise DamagedError(f"ends {self.left} bytes early")
+        self.left -= count
 
 
 class DirectoryLock:

@@ -252,7 +252,8 @@ class RemoteDirectory:
         fs, root = self._open(alive)
         path = f"{root}/{name}/{file}"
         if _is_s3(fs) and size <= _MIN_BLOCK_BYTES:
-            return str((fs.pipe_file(path, b"".join(pieces)) or {}).get("ETag")).strip('"')
+            answer: dict[str, Any] = fs.pipe_file(path, b"".join(pieces))
+            return str(answer.get("ETag")).strip('"')
         block_size = max(_MIN_BLOCK_BYTES, size // _MAX_BLOCKS)
         try:
             opened = fs.open(path, "wb", block_size=block_size)

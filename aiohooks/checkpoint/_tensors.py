@@ -6,8 +6,10 @@ import copy
 import importlib
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
+
+from aiohooks.errors import InvalidArgumentError
 
 MAX_DEPTH = 64
 """How deep a state may be nested."""
@@ -80,20 +82,26 @@ class HostMemory:
 def snapshot(state: Any, memory: HostMemory) -> Any:
     """Return a deep copy of a state whose tensors are in the memory of the host; those that share memory share it there too."""
     torch = torch_support()
-    if torch is None:
-        return copy.deepcopy(state)
-    tensors = {id(tensor): tensor for tensor in tensors_in(state, torch)}
-    return copy.deepcopy(state, torch.host_copies(tensors, memory))  # by identity, as `deepcopy` notes what it has copied
+    copied: dict[int, Any] = {}  # by identity, as `deepcopy` notes what it has copied
+    if torch is not None:
+        copied = torch.host_copies({id(tensor): tensor for tensor in tensors_in(state, torch)}, memory)
+    try:
+        return copy.deepcopy(state, copied)
+    except RecursionError:
+        raise InvalidArgumentError(f"a state is nested deeper than {MAX_DEPTH} levels; flatten it") from None
 
 
-def tensors_in(state: Any, torch: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the tensors, in their order."""
-    if torch.is_tensor(state):
-        yield state
-    elif depth <= MAX_DEPTH:
-        if isinstance(state, Mapping):
-            for value in cast("dict[Any, Any]", state).values():
-                yield from tensors_in(value, torch, depth + 1)
-        elif isinstance(state, list | tuple):
-            for value in cast("list[Any]", state):
-                yield from tensors_in(value, torch, depth + 1)
+def tensors_in(state: Any, torch: Any) -> Iterator[Any]:
+    """Yield the tensors, in their order. Each container is looked at once, however often it is in the state, or in itself."""
+    seen: dict[int, object] = {}
+    waiting: list[Iterator[Any]] = [iter((state,))]
+    while waiting:
+        value = next(waiting[-1], waiting)
+        if value is waiting:
+            waiting.pop()
+        elif torch.is_tensor(value):
+            yield value
+        elif isinstance(value, Mapping | list | tuple) and id(cast("object", value)) not in seen:
+            seen[id(cast("object", value))] = value
+            items = cast("Iterable[Any]", value.values() if isinstance(value, Mapping) else value)
+            waiting.append(iter(items))

@@ -7,13 +7,12 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import itertools
 import logging
 import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -522,7 +521,7 @@ def _upload(
             manifest = _format.decode(data, Name(checkpoint.sequence, checkpoint.step))
             # Opened now: they can be read to their end when the checkpoint is removed here meanwhile.
             contents = {
-                file: _begun(opened.enter_context(contextlib.closing(files.read_pieces(file, dir_fd=fd, size=entry.size))))
+                file: opened.enter_context(files.opened(file, dir_fd=fd, size=entry.size)).pieces()
                 for file, entry in manifest.files.items()
             }
         except (FileNotFoundError, DamagedError):
@@ -531,11 +530,6 @@ def _upload(
                 raise
             raise _RemovedHereError from None
         return remote.upload(dataclasses.replace(manifest, name=name), contents, alive, **options)
-
-
-def _begun(pieces: Generator[bytes]) -> Iterator[bytes]:
-    """Return the same pieces; the first one has been read."""
-    return itertools.chain(tuple(itertools.islice(pieces, 1)), pieces)
 
 
 def _read(remote: RemoteDirectory, manifest: Manifest, pipe: _Pipe, alive: Alive) -> None:

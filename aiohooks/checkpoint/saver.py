@@ -10,7 +10,6 @@ import importlib
 import logging
 import os
 import threading
-import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_checkpoint_dir, check_instance, check_int, check_secs, checked_index
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import DirectoryLock, Files
+from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
 from aiohooks.checkpoint._tensors import torch_support
 from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
@@ -486,28 +485,20 @@ class CheckpointDirectory:
         from aiohooks.checkpoint import _encoding
 
         size = manifest.files[_format.ARRAYS].size
-        arrays = self._read_file(fd, manifest, _format.ARRAYS, lambda pieces: _encoding.LoadedArrays(pieces, size))
-        return _encoding.decode(self._read_file(fd, manifest, _format.STATE, b"".join), arrays)
+        arrays = self._read_file(fd, manifest, _format.ARRAYS, lambda file: _encoding.LoadedArrays(file.read_into, size))
+        return _encoding.decode(self._read_file(fd, manifest, _format.STATE, lambda file: b"".join(file.pieces())), arrays)
 
-    def _read_file(self, fd: int, manifest: Manifest, file: str, load: Callable[[Iterable[bytes]], T]) -> T:
-        """Return what `load` makes of the pieces of a file, if that has the right checksum."""
-        entry, crc32, complete = manifest.files[file], 0, False
-
-        def summed() -> Generator[bytes]:
-            nonlocal crc32, complete
-            for piece in self._files.read_pieces(file, dir_fd=fd, size=entry.size):
-                crc32 = zlib.crc32(piece, crc32)
-                yield piece
-            complete = True
-
-        with damage_in(file), contextlib.closing(summed()) as pieces:
+    def _read_file(self, fd: int, manifest: Manifest, file: str, load: Callable[[FileReader], T]) -> T:
+        """Return what `load` makes of a file, if that has the right checksum."""
+        entry = manifest.files[file]
+        with damage_in(file), self._files.opened(file, dir_fd=fd, size=entry.size) as reader:
             try:
-                return load(pieces)
-            finally:
-                for _ in pieces:  # also what follows the damage that `load` has found
-                    pass
-                if complete and f"{crc32:08x}" != entry.crc32:
-                    raise DamagedError("does not have the checksum in the manifest")
+                loaded = load(reader)
+            except DamagedError:
+                reader.check(entry.crc32)  # of the whole file, whatever `load` has found in it
+                raise
+            reader.check(entry.crc32)
+            return loaded
 
     def restore(self, step: int | None, missing_ok: bool = True) -> Restored | None:
         with self._mutex, _error_context(f"no checkpoint could be restored from {self.path}"):

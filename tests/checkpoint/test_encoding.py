@@ -11,7 +11,8 @@ import re
 import struct
 import types
 from collections.abc import Callable
-from typing import Any
+from io import BytesIO
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -22,6 +23,7 @@ from hypothesis.extra import numpy as npst
 
 from aiohooks.checkpoint import _encoding
 from aiohooks.checkpoint._format import DamagedError, damage_in
+from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.errors import InvalidArgumentError
 from tests.support.checkpoint_files import same
 
@@ -34,12 +36,22 @@ def there_and_back(state: dict[str, Any]) -> dict[str, Any]:
     return decode(data, file)
 
 
-def decode(data: bytes, file: bytes) -> dict[str, Any]:
-    """Decode the two files of a state; that of the arrays comes in pieces, as it is read."""
-    pieces = (file[start : start + 1000] for start in range(0, len(file), 1000))
+def loaded(file: bytes) -> _encoding.LoadedArrays:
+    """Return the arrays of a file."""
+    reader = BytesIO(file)
+
+    def read_into(buffers: list[memoryview]) -> None:
+        for each in buffers:
+            if reader.readinto(each) < len(each):
+                raise DamagedError("is too short")
+
     with damage_in("arrays.safetensors"):
-        arrays = _encoding.LoadedArrays(pieces, len(file))
-    return _encoding.decode(data, arrays)
+        return _encoding.LoadedArrays(read_into, len(file))
+
+
+def decode(data: bytes, file: bytes) -> dict[str, Any]:
+    """Decode the two files of a state."""
+    return _encoding.decode(data, loaded(file))
 
 
 DTYPES = st.one_of(
@@ -386,7 +398,64 @@ def test_the_reason_why_an_array_file_is_refused(what: str) -> None:
     text = json.dumps(header).encode()
     file = struct.pack("<Q", len(text) if size is None else size) + text + bytes(6)
     with pytest.raises(DamagedError, match=re.escape(reason)):
-        _encoding.LoadedArrays([file], len(file))
+        loaded(file)
+
+
+def test_arrays_of_one_name_are_told_apart() -> None:
+    """Each gets the next number, without a search among the others: 30,000 of them take no longer than of different names."""
+    rows: list[dict[Any, Any]] = [{1: np.ones(1), "1": np.zeros(1)}] * 15_000
+    state = {"1": {key: row for key, row in enumerate(rows)}, 1: {str(key): row for key, row in enumerate(rows)}}
+    _, arrays = _encoding.encode(cast("Any", state))
+    header = json.loads(arrays.header()[8:])
+    assert len(header) == 60_000
+    assert {"1/7/1", "1/7/1~3", "1/7/1~4", "1/7/1~5"} <= header.keys()
+
+
+def doubled() -> list[Any]:
+    """Return sixty lists, each twice in the next."""
+    found: list[Any] = [1]
+    for _ in range(60):
+        found = [found, found]
+    return found
+
+
+def in_itself() -> list[Any]:
+    found: list[Any] = []
+    found += [found, found]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(doubled, "the same lists or dicts again and again"), (in_itself, "is nested deeper than 64 levels, or in itself")],
+)
+def test_what_would_have_no_end_is_refused(make: Callable[[], Any], reason: str) -> None:
+    """Parts of a state that are in it again and again, or in themselves."""
+    with pytest.raises(InvalidArgumentError, match=reason):
+        _encoding.encode({"x": make()})
+
+
+def test_a_state_that_is_too_deep_for_a_copy_is_refused() -> None:
+    """The copy that is made of the states of hooks and tracked objects is no bare RecursionError."""
+    state: Any = {}
+    for _ in range(100_000):
+        state = [state]
+    with pytest.raises(InvalidArgumentError, match="nested deeper than 64 levels"):
+        snapshot(state, HostMemory())
+    while state:
+        state = state.pop()  # or its end would be a recursion of the interpreter
+
+
+@pytest.mark.parametrize("sizes", [[1] * 200_000, [2**62] * 200_000])
+def test_a_forged_shape_is_damage(sizes: list[int]) -> None:
+    """Of however many dimensions: it takes no time and no memory."""
+    data, arrays = _encoding.encode({"x": np.zeros((0, 2), np.int8)})
+    file = b"".join(map(bytes, arrays.chunks()))
+    code = msgspec.msgpack.decode(data)["x"].code
+    for number, content in ((code, ["x", "|i1", sizes]), (6, ["x", "int8", sizes]), (6, ["x", "int8", [1], sizes, 0])):
+        forged = msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(number, msgspec.msgpack.encode(content))})
+        with pytest.raises(DamagedError):
+            decode(forged, file)
 
 
 @pytest.mark.parametrize("size", [-1, 2**63, 2.0, True, "2"])

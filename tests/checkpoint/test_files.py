@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ class SlowFs:
             raise InterruptedError
         return os.read(fd, min(size, self.most))
 
+    def readv(self, fd: int, buffers: list[memoryview]) -> int:
+        self.reads += 1
+        if self.reads % 2 == 0:
+            raise InterruptedError
+        return os.readv(fd, [buffers[0][: self.most], *buffers[1:]] if self.most > 4 else [buffers[0][: self.most]])
+
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5, 6, 100])
 def test_a_file_is_read_whole_however_the_reads_are_cut(most: int, tmp_path: Path) -> None:
@@ -35,7 +42,15 @@ def test_a_file_is_read_whole_however_the_reads_are_cut(most: int, tmp_path: Pat
     (tmp_path / "file").write_bytes(b"abcdef")
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert Files(SlowFs(most)).read("file", dir_fd=directory, size=6, max_size=6) == b"abcdef"
+        files = Files(SlowFs(most))
+        assert files.read("file", dir_fd=directory, size=6, max_size=6) == b"abcdef"
+        with files.opened("file", dir_fd=directory) as file:
+            parts = [bytearray(size) for size in (3, 0, 2, 1)]
+            file.read_into([memoryview(each) for each in parts])
+            assert parts == [b"abc", b"", b"de", b"f"]
+            assert (file.left, file.crc32) == (0, zlib.crc32(b"abcdef"))
+            with pytest.raises(DamagedError, match="is too short"):
+                file.read_into([memoryview(parts[0])])
     finally:
         os.close(directory)
 

@@ -28,7 +28,7 @@ from aiohooks.checkpoint._format import DamagedError
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint._torch import Block, place
 from aiohooks.errors import InvalidArgumentError
-from tests.checkpoint.test_encoding import decode, there_and_back
+from tests.checkpoint.test_encoding import decode, doubled, in_itself, there_and_back
 from tests.support.checkpoint_files import directory
 from tests.support.source import ROOT
 from tests.support.tensors import ALL_DTYPES, bits_of, same_tensors, tensor_of
@@ -109,6 +109,43 @@ def test_memory_between_the_elements_is_not_stored() -> None:
     file = written({"spread": inside[::4], "dense": inside[5:7]})
     assert np.frombuffer(file[-4 * 9 :], np.float32).tolist() == [7, 0, 0, 0, 7, 7, 7, 0, 7]
     assert written({"x": torch.arange(9)[::2]}) == written({"x": torch.tensor([0, 8, 2, 8, 4, 8, 6, 8, 8])[::2]})
+
+
+@pytest.mark.parametrize(
+    ("tensor", "size"),
+    [
+        (torch.tensor([3.0]).expand(10**12), 4),
+        (torch.arange(3.0)[:, None].expand(3, 10**10)[::2], 12),
+        (torch.arange(40.0).as_strided((10**5, 3), (0, 13)), 108),
+        (torch.arange(2000, dtype=torch.int16)[::2].as_strided((500, 500), (2, 2)), 3994),
+    ],
+    ids=["one element", "rows", "rows that are one", "windows"],
+)
+def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(tensor: torch.Tensor, size: int) -> None:
+    """The elements that are the same ones are not looked at one by one; what lies between is not stored."""
+    data, arrays = _encoding.encode({"x": tensor})
+    stored = b"".join(map(bytes, arrays.chunks()))
+    assert len(stored) - len(arrays.header()) == size
+    found = decode(data, stored)["x"]
+    assert (found.shape, found.stride()) == (tensor.shape, tensor.stride())
+    assert torch.equal(found[..., :3], tensor[..., :3])
+    gaps = np.frombuffer(stored[len(arrays.header()) :], np.uint8).reshape(-1, tensor.element_size())
+    used = {int(offset) for offset in np.unique(np.add.outer(*_offsets(tensor)))}
+    assert all(not row.any() for offset, row in enumerate(gaps) if offset not in used)
+
+
+def _offsets(tensor: torch.Tensor) -> list[Any]:
+    """Return where the elements are along the two last dimensions, at most a thousand each."""
+    dims = [np.arange(min(n, 1000)) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return [*([np.zeros(1, int)] if len(dims) == 1 else []), *dims]
+
+
+@pytest.mark.parametrize("make", [doubled, in_itself])
+def test_what_would_have_no_end_is_refused(make: Callable[[], Any]) -> None:
+    """Where tensors are looked for, too."""
+    with pytest.raises(InvalidArgumentError, match=r"again and again|in itself"):
+        _encoding.encode({"x": make()})
+    snapshot({"x": make()}, HostMemory())
 
 
 @settings(max_examples=200, deadline=None)

@@ -15,7 +15,7 @@ from tests.support.needs import MissingError, program
 
 CALLS = (
     "openat", "mkdir", "mkdirat", "rename", "renameat", "renameat2", "unlinkat", "fsync", "write", "pwrite64", "ftruncate",
-    "close", "flock", "getdents64", "fstat", "newfstatat", "read", "lseek", "fcntl",
+    "close", "flock", "getdents64", "fstat", "newfstatat", "read", "readv", "lseek", "fcntl",
 )  # fmt: skip
 
 

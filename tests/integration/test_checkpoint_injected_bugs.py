@@ -200,8 +200,8 @@ def accepts_any_form(patch: pytest.MonkeyPatch) -> None:
 
 def ignores_checksums(patch: pytest.MonkeyPatch) -> None:
     def read_file(self: CheckpointDirectory, fd: int, manifest: _format.Manifest, file: str, load: Callable[[Any], Any]) -> Any:
-        with _format.damage_in(file):
-            return load(self._files.read_pieces(file, dir_fd=fd, size=manifest.files[file].size))
+        with _format.damage_in(file), self._files.opened(file, dir_fd=fd, size=manifest.files[file].size) as reader:
+            return load(reader)
 
     patch.setattr(CheckpointDirectory, "_read_file", read_file)
 
