@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from tests.benchmarks.measure import Row
-from tests.benchmarks.rows_checkpoint import background_checkpoint, checkpoint_memory, checkpoint_mirror
+from tests.benchmarks.rows_checkpoint import background_checkpoint, checkpoint_memory, checkpoint_mirror, checkpoint_restore
 from tests.benchmarks.rows_dispatch import (
     against_aiosignal,
     background_observer,
@@ -49,6 +49,7 @@ SESSION: Mapping[str, Row] = {
     "advance": advance_past_waiters,
     "wake": wake_waiters,
     "checkpoint": background_checkpoint,
+    "restore": checkpoint_restore,
     "mirror": checkpoint_mirror,
     "memory": checkpoint_memory,
     "torch-loop": torch_loop,

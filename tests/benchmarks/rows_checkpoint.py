@@ -9,6 +9,7 @@ import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import aiohooks as ah
 from aiohooks.checkpoint import Saver
 from aiohooks.testing import ManualClock
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, blocking_writes
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, blocking_writes, imported, repeated
 
 Array = npt.NDArray[np.float64]
 BATCH = 4096
@@ -209,6 +210,41 @@ async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
             ],
             most_times=1,
             most_rounds=5,
+        )
+
+
+@asynccontextmanager
+async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
+    """Reading a checkpoint, which is verified, against safetensors, which is not: large arrays, and small ones."""
+    load_file = imported("safetensors", "safetensors.numpy").load_file
+    random = np.random.default_rng(0)
+    many = counts.checkpoint_bytes // 2000
+    states: dict[str, dict[str, Any]] = {
+        "large": {f"layer{number}": random.standard_normal(counts.checkpoint_bytes // 80) for number in range(10)},
+        "small": {f"layer{number}": np.ones(4, np.float32) for number in range(many)},
+    }
+    async with AsyncExitStack() as stack:
+        lanes: dict[str, Lane] = {}
+        for name, state in states.items():
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="aiohooks-benchmark-"))
+            saver = await stack.enter_async_context(Saver(directory))
+            path = (await saver.save(state, 1)).path / "arrays.safetensors"
+            lanes[name] = repeated(saver.restore)
+            lanes[f"{name} by safetensors"] = repeated(partial(asyncio.to_thread, load_file, path))
+        size = f"{counts.checkpoint_bytes / 1e6:,.3g} MB"
+        yield Setup(
+            lanes,
+            [
+                Figure(
+                    f"restore of {size}, verified / safetensors' load_file",
+                    1.3,
+                    itemgetter("large"),
+                    itemgetter("large by safetensors"),
+                ),
+                Figure(f"the same of {many:,} small arrays", 1.5, itemgetter("small"), itemgetter("small by safetensors")),
+            ],
+            most_times=1,
+            most_rounds=9,
         )
 
 
