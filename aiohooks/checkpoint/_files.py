@@ -201,14 +201,8 @@ class Files:
     def opened(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> Generator[FileReader]:
         """Open a plain file for reading.
 
-        Args:
-            name: its name in the directory.
-            dir_fd: the directory.
-            size: the expected size.
-            max_size: the largest size allowed, if the size is unknown.
-
         Raises:
-            DamagedError: it is missing, not a plain file, of another size, or unreadable.
+            DamagedError: it is missing, not a plain file, unreadable, of another size than `size`, or of more than `max_size`.
         """
         with _damage_errors():
             fd = self.fs.open(name, os.O_RDONLY | _NO_WAIT | _NO_LINKS, dir_fd=dir_fd)
@@ -246,11 +240,7 @@ class FileReader:
         self.crc32 = 0
 
     def pieces(self) -> Generator[bytes]:
-        """Read the rest of the file.
-
-        Raises:
-            DamagedError: the file is too short, or unreadable.
-        """
+        """Read the rest of the file; raise `DamagedError` if it is too short, or unreadable."""
         while self.left:
             piece: bytes = self._read(self._fs.read, min(self.left, _MAX_READ_BYTES))
             self._note_read(len(piece))

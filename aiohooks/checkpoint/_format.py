@@ -90,9 +90,9 @@ def is_temporary(text: str) -> bool:
     return _TEMPORARY.fullmatch(text) is not None
 
 
-def unused_name(name: str, names: Container[str], separator: str = "-", first: int = 2) -> str:
-    """Return `name`, with a number from `first` on at its end if it is among `names`."""
-    numbered = (f"{name}{separator}{number}" for number in itertools.count(first))
+def unused_name(name: str, names: Container[str]) -> str:
+    """Return `name`, with a number at its end if it is among `names`."""
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
     return name if name not in names else next(each for each in numbered if each not in names)
 
 

@@ -85,9 +85,7 @@ class RemoteDirectory:
     def names(self, alive: Alive, *, missing_ok: bool = False) -> list[Name]:
         """Return the checkpoints, newest first, and those whose upload has not been finished.
 
-        Args:
-            alive: see `Alive`.
-            missing_ok: whether a directory that has never been there counts as empty, if what it would be made in is there.
+        With `missing_ok` a directory that has never been there counts as empty, if the one above its parent is there.
 
         Raises:
             FileNotFoundError: the directory or the bucket is missing, which says nothing about what is in it.
@@ -100,7 +98,11 @@ class RemoteDirectory:
         except FileNotFoundError:
             paths, self.is_there = [], False
         if not self.is_there and not _has_directories(root):  # an object store has no empty directories
-            self._check_bucket(root.partition("/")[0], alive)
+            # Who may list a part of a bucket may not be allowed to ask for the bucket, which is there then.
+            bucket = root.partition("/")[0]
+            with contextlib.suppress(PermissionError):
+                if not self._exists(bucket, alive):
+                    raise FileNotFoundError(errno.ENOENT, f"the bucket {bucket} does not exist; make it, or correct the URL")
             self.is_there = True
         url = str(fs.unstrip_protocol(root))
         if self.is_there:
@@ -114,12 +116,6 @@ class RemoteDirectory:
         names = _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
         self._listed = set(names) if self.is_there else None
         return names
-
-    def _check_bucket(self, bucket: str, alive: Alive) -> None:
-        # Who may list a part of a bucket may not be allowed to ask for the bucket, which is there then.
-        with contextlib.suppress(PermissionError):
-            if not self._exists(bucket, alive):
-                raise FileNotFoundError(errno.ENOENT, f"the bucket {bucket} does not exist; make it, or correct the URL")
 
     def _exists(self, path: str, alive: Alive) -> bool:
         """Return whether a directory or bucket is there; `exists` of fsspec takes each error for a missing file."""
@@ -178,22 +174,14 @@ class RemoteDirectory:
         is_new: bool,
         may_make: bool,
     ) -> bool | None:
-        """Write a checkpoint: its files, and when they verify, its manifest.
-
-        Args:
-            manifest: the manifest.
-            contents: the files.
-            alive: see `Alive`.
-            read_back: whether to verify the files by their checksums; otherwise, by their sizes.
-            is_new: whether it is newer than all that are there; otherwise it is left out if there is a newer one.
-            may_make: whether a directory that has never been there may be made.
+        """Write a checkpoint: its files, and when they verify by checksums (`read_back`) or sizes, its manifest.
 
         Returns:
-            Whether it was written; False if it is there already, None if it was left out.
+            Whether it was written; False if it is there, None if it was left out: it is not `is_new`, and there is a newer one.
 
         Raises:
             DamagedError: `contents` do not fit the manifest, or what was written does not come back.
-            OSError: another checkpoint has that name, or as the file system raised it.
+            OSError: another checkpoint has that name.
         """
         name, data = manifest.name, _format.encode(manifest)
         listed = set(self.names(alive, missing_ok=may_make)) if self._listed is None else self._listed

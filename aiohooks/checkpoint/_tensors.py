@@ -92,7 +92,7 @@ def snapshot(state: Any, memory: HostMemory) -> Any:
 
 
 def tensors_in(state: Any, torch: Any) -> Iterator[Any]:
-    """Yield the tensors, in their order. Each container is looked at once, however often it is in the state, or in itself."""
+    """Yield the tensors, in their order. A container counts only one time, however often it is there, or in itself."""
     seen: dict[int, object] = {}
     waiting: list[Iterator[Any]] = [iter((state,))]
     while waiting:

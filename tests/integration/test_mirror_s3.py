@@ -241,7 +241,7 @@ async def test_random_faults_of_the_store(service: Service, server: int, tmp_pat
                 for _ in range(6):
                     step += 1
                     await saver.save({"step": step}, step)
-                    await asyncio.sleep(0.05)  # some uploads are replaced, and some are not
+                    await saver.flush_mirror(0.05)  # some uploads are replaced, and some are not
                 service.fault = lambda method: None
                 assert await saver.flush_mirror(HANG_SECS)
             assert await restored(tmp_path / f"healed {life}") == step

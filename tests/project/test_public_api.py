@@ -221,7 +221,7 @@ SIGNATURES: dict[str, str | None] = {
     "Saver.mirror_status": "property",
     "Saver.flush_mirror": "async (self, timeout=None)",
     "Saver.save": "async (self, state, step, *, metrics=None)",
-    "Saver.restore": "async (self, step=None)",
+    "Saver.restore": "async (self, step=None, *, missing_ok=False)",
     "Saver.checkpoints": "async (self)",
     "Saver.verify": "async (self)",
     "Saver.aclose": "async (self, *, grace_secs=10.0)",
