@@ -69,6 +69,8 @@ class RemoteDirectory:
         """What is there; None if it has to be listed, at first and after a failure."""
         self.is_there = False
         """Whether the last listing has found the directory."""
+        self._is_new = False
+        """Whether it has never been there, which has been logged."""
 
     def _open(self, alive: Alive) -> tuple[Any, str]:
         """Return the file system and the path of the directory; called before each operation."""
@@ -111,7 +113,8 @@ class RemoteDirectory:
             raise FileNotFoundError(
                 errno.ENOENT, f"{root} does not exist, and may not be mounted; mount it, or make it if the mirror is new"
             )
-        else:
+        elif not self._is_new:
+            self._is_new = True
             _logger.warning("mirror %s does not exist: it counts as new, and the first copy makes it; is a mount missing?", url)
         names = _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
         self._listed = set(names) if self.is_there else None
