@@ -10,13 +10,14 @@ import string
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
 from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, Reply, ask
-from tests.support.services import FeedQueue, running_service, step
+from tests.support.services import FeedQueue, make_service, running_service, step
 from tests.support.waiting import ticks
 
 # Whether each is accepted: addresses, localhost and configured names are.
@@ -191,11 +192,66 @@ async def test_other_machines_need_a_token_and_tls(server: Any) -> None:
     assert (await ask(allowed, "/progress", server=server)).status == 200
 
 
-async def test_a_client_behind_a_proxy_is_not_local() -> None:
-    """The server's side of the connection decides whether a request is local, and not a header."""
-    assert (
-        await ask(service_of(), "/progress", headers={"host": "localhost", "x-forwarded-for": "127.0.0.1"}, server=REMOTE[0])
-    ).status == 403
+FORWARDED: list[tuple[dict[str, str], Any, str]] = [
+    ({"X-Forwarded-For": "203.0.113.9"}, LOCAL[0], "x-forwarded-for"),
+    ({"x-forwarded-for": "127.0.0.1"}, LOCAL[0], "x-forwarded-for"),
+    ({"x-forwarded-host": "example.com"}, LOCAL[0], "x-forwarded-host"),
+    ({"forwarded": "for=203.0.113.9"}, LOCAL[0], "forwarded"),
+    ({"x-real-ip": "203.0.113.9"}, LOCAL[0], "x-real-ip"),
+    ({"via": "1.1 nginx"}, ("/run/x.sock", None), "via"),
+    ({"cf-connecting-ip": "203.0.113.9"}, LOCAL[0], "cf-connecting-ip"),
+    ({"x-forwarded-for": "127.0.0.1"}, REMOTE[0], "x-forwarded-for"),
+    ({"x-forwarded-for": "testclient", "host": "localhost"}, ("testserver", 80), "x-forwarded-for"),
+    ({}, LOCAL[0], "the client's address is 203.0.113.9"),
+    ({}, REMOTE[0], "the server's address is 10.0.0.5"),
+]
+
+
+@pytest.mark.parametrize(("headers", "server", "says"), FORWARDED)
+async def test_a_client_behind_a_proxy_is_not_local(headers: dict[str, str], server: Any, says: str) -> None:
+    """A request that was forwarded, also by a proxy on this machine, is a remote one: the refusal says by what it is known."""
+    client = ("127.0.0.1" if headers else "203.0.113.9", 50_000)
+    async with AsyncMonitoredSession(step) as session:
+        service, token = SessionService(session, controls=True), SessionService(session, controls=True, token=SECRET)
+        for path, method in (("/progress", "GET"), ("/steps/0", "GET"), ("/events", "GET"), ("/", "GET"), ("/pause", "POST")):
+            refused = await ask(service, path, method=method, headers=headers, server=server, client=client)
+            assert (refused.status, refused.json["error"]) == (403, "not_local")
+            assert says in refused.json["message"].lower()
+        health = await ask(service, "/health", headers=headers, server=server, client=client)
+        assert (health.status, health.json) == (200, {"state": "running"})
+        mine = {**headers, "authorization": f"Bearer {SECRET}"}
+        paused = await ask(token, "/pause", method="POST", headers=mine, server=server, client=client, scheme="https")
+        assert paused.json["state"] == "paused"
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ({"host": "ingest.prod.svc"}, "the Host header is ingest.prod.svc, which"),
+        ({"host": "ingest.prod.svc:8000"}, "SessionService(..., allowed_hosts=['ingest.prod.svc'])"),
+        ({"host": "testserver"}, "allowed_hosts=['testserver']"),
+        ({"host": "a\x1b b"}, "the Host header is a\\x1b b, which"),
+        ([(b"host", b"a.com"), (b"host", b"b.com")], "the Host header is a.com, b.com, which"),
+        ([(b"accept", b"*/*")], "the Host header is missing"),
+        ({"host": "localhost", "origin": "http://evil.com"}, "another origin (Origin: http://evil.com)"),
+        ({"host": "localhost", "sec-fetch-site": "same-site"}, "another origin (Sec-Fetch-Site: same-site)"),
+    ],
+)
+async def test_a_refusal_names_what_it_refuses(headers: Any, says: str) -> None:
+    """The host with the option that allows it, or the origin, as one printable text."""
+    refused = await ask(service_of(), "/health", headers=headers)
+    assert refused.status == 403
+    assert says in refused.json["message"]
+
+
+@pytest.mark.parametrize("base_url", ["http://testserver", "http://localhost", "http://127.0.0.1:8000"])
+def test_the_test_client_of_starlette_is_served(base_url: str) -> None:
+    """Its host and its client are no addresses, and are those of this machine; a name that others claim is not."""
+    with TestClient(make_service(FeedQueue(), controls=True), base_url=base_url) as client:
+        for path in ("health", "progress", "steps/0", ""):
+            assert client.get(f"/{path}").status_code == 200
+        assert client.post("/pause").json()["state"] == "paused"
+        assert client.get("/progress", headers={"x-forwarded-for": "10.0.0.5"}).status_code == 403
 
 
 async def test_websockets_are_closed() -> None:

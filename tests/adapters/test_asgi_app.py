@@ -13,13 +13,16 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from aiohooks import AsyncMonitoredSession, MemoryStepStore
 from aiohooks.adapters.asgi import SessionService
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, SessionClosedError
 from tests.support.asgi import Exchange, ask
 from tests.support.extras import hide
+from tests.support.pages import python_blocks
 from tests.support.services import FeedQueue, make_service, running_service, step
+from tests.support.source import ROOT
 from tests.support.waiting import ticks
 
 
@@ -132,6 +135,34 @@ def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match="give") as raised:
         SessionService(**arguments)
     assert "token" not in wrong or wrong["token"] not in str(raised.value)
+
+
+@pytest.mark.parametrize("page", ["fastapi", "services"])
+def test_the_application_of_a_guide_is_made_for_each_server(page: str) -> None:
+    """Its function makes as many as are needed; one that is entered again says so."""
+    make_app = program_of(page)["make_app"]
+    for _ in range(2):
+        with TestClient(make_app()) as client:
+            assert client.get("/training/steps/0").status_code == 200
+    with pytest.raises(SessionClosedError, match="started before"), client:
+        pass
+
+
+def test_the_application_of_the_guide_takes_nothing_after_a_failure() -> None:
+    """A value for a session that has failed is refused with 503, as no step would use it."""
+    with TestClient(program_of("fastapi")["make_app"]()) as client:
+        assert client.post("/values", params={"value": "nan"}).status_code == 202
+        assert client.get("/training/steps/9").json()["error"] == "failed"
+        refused = client.post("/values", params={"value": 1})
+        assert (refused.status_code, client.get("/training/health").status_code) == (503, 503)
+        assert refused.json() == {"detail": "the training has ended; /training/health says why"}
+
+
+def program_of(page: str) -> dict[str, Any]:
+    """Run the first block of a guide and return its names."""
+    names: dict[str, Any] = {}
+    exec(python_blocks(ROOT / f"docs/guides/{page}.md")[0].text, names)
+    return names
 
 
 def test_without_starlette_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,7 @@ class Exchange:
         method: str = "GET",
         headers: Mapping[str, str] | Iterable[tuple[bytes, bytes]] = (),
         server: tuple[str, int | None] | None = LOCAL,
+        client: tuple[str, int] | None = ("127.0.0.1", 50_000),
         scheme: str = "http",
         query: str | bytes = b"",
         root_path: str = "",
@@ -78,7 +79,7 @@ class Exchange:
             "query_string": query if isinstance(query, bytes) else query.encode(),
             "root_path": root_path,
             "headers": raw,
-            "client": ("127.0.0.1", 50_000),
+            "client": client,
             "server": server,
         }
         self.reply: Reply = Reply()

@@ -35,16 +35,16 @@ def error_reply(status: int, error: str, message: str, *, retry: bool = False, *
 
 _METHOD = error_reply(405, "method_not_allowed", "use GET or HEAD; POST is for SessionService(controls=True)")
 CONTROL_METHOD = error_reply(405, "method_not_allowed", "this changes the session: use POST")
-_HOST = error_reply(403, "host_not_allowed", "the Host header names neither an address nor localhost nor an allowed host")
-_ORIGIN = error_reply(403, "foreign_origin", "the request comes from a page of another origin")
-_REMOTE = error_reply(
-    403, "not_local", "only clients on the service's own machine are served, unless it has a token and TLS, or allow_remote=True"
-)
 _TOKEN = error_reply(401, "token_needed", "send the header Authorization: Bearer TOKEN; the page takes it from #TOKEN")
 
 _HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 _STRONG_TOKEN = re.compile(r"[!-~]{32,}")
+
+_OF_PROXIES = re.compile(rb"forwarded|via|x-forwarded-.+|x-original-.+|x-envoy-.+|.*-client-ip|.*-connecting-ip|x-real-ip")
+"""Headers that proxies and tunnels add. One that adds none cannot be known from a client on this machine."""
+_TEST_CLIENT = "testclient", "testserver"
+"""What the `TestClient` of Starlette and FastAPI says that its client and server are; no socket has such an address."""
 
 
 class AccessPolicy:
@@ -75,26 +75,34 @@ class AccessPolicy:
         own: bytes | None = None
         # Some probes use HTTP/1.0, which has no Host. No browser does, so there is no page behind it.
         if hosts or scope.get("http_version") != "1.0":
-            if len(hosts) != 1 or not self._is_own_host(hosts[0].decode("latin-1")):
-                return _HOST
+            if len(hosts) != 1 or not self._is_own_host(hosts[0].decode("latin-1"), scope):
+                return _host_reply([host.decode("latin-1") for host in hosts])
             own = scope.get("scheme", "http").encode() + b"://" + hosts[0].lower()
-        if any(origin.lower() != own for origin in headers.get(b"origin", [])):
-            return _ORIGIN
-        if any(site not in (b"same-origin", b"none") for site in headers.get(b"sec-fetch-site", [])):
-            return _ORIGIN
+        foreign = [b"Origin: " + origin for origin in headers.get(b"origin", []) if origin.lower() != own]
+        sites = headers.get(b"sec-fetch-site", [])
+        foreign += [b"Sec-Fetch-Site: " + site for site in sites if site not in (b"same-origin", b"none")]
+        if foreign:
+            shown = safe_text(foreign[0].decode("latin-1"), 200)
+            return error_reply(403, "foreign_origin", f"the request comes from a page of another origin ({shown})")
         return None
 
-    def _is_own_host(self, host: str) -> bool:
+    def _is_own_host(self, host: str, scope: Mapping[str, Any]) -> bool:
         found = _HOST_HEADER.fullmatch(host)
         if found is None:
             return False
         name = found["name"].lower()
-        return name == "localhost" or name in self._hosts or _parse_address(name) is not None
+        known = name == "localhost" or name in self._hosts or _parse_address(name) is not None
+        return known or (name == _TEST_CLIENT[1] and _is_test_client(scope))
 
     def check_connection(self, scope: Mapping[str, Any]) -> JsonReply | None:
-        """Check that the connection was made on this machine, or that remote clients are allowed."""
-        safe = self._allow_remote or (self._bearer is not None and scope.get("scheme") == "https")
-        return None if safe or _is_local(scope) else _REMOTE
+        """Check that the connection was made on this machine, by the client itself, or that remote clients are allowed."""
+        if self._allow_remote or (self._bearer is not None and scope.get("scheme") == "https"):
+            return None
+        reason = _reason_not_local(scope)
+        if reason is None:
+            return None
+        rule = "only clients on the service's own machine are served, unless it has a token and TLS, or allow_remote=True"
+        return error_reply(403, "not_local", f"{reason}: {rule}")
 
     def check_client(self, scope: Mapping[str, Any]) -> JsonReply | None:
         """Check connection and token: the rules for details of the session."""
@@ -119,13 +127,38 @@ def _parse_address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
         return None
 
 
-def _is_local(scope: Mapping[str, Any]) -> bool:
-    """Return whether the connection came in at a loopback address or a unix socket."""
-    # The server's own side counts: the client's address may come from a header that a proxy, or the client, has set.
-    at = scope.get("server") or scope.get("client")
-    if at is None or str(at[0]).startswith("/") or at[0] == "localhost":
-        return True
-    address = _parse_address(str(at[0]))
+def _host_reply(hosts: list[str]) -> JsonReply:
+    """Refuse a request whose Host is not one of the service."""
+    name = hosts[0].rpartition(":")[0] or hosts[0] if len(hosts) == 1 else ""
+    cure = f"; to serve it, SessionService(..., allowed_hosts=[{name!r}])" if _HOST_NAME.fullmatch(name) else ""
+    given = safe_text(", ".join(hosts), 200) or "missing"
+    message = f"the Host header is {given}, which is neither localhost, an address nor in allowed_hosts{cure}"
+    return error_reply(403, "host_not_allowed", message)
+
+
+def _is_test_client(scope: Mapping[str, Any]) -> bool:
+    return tuple(str((scope.get(side) or ("",))[0]) for side in ("client", "server")) == _TEST_CLIENT
+
+
+def _reason_not_local(scope: Mapping[str, Any]) -> str | None:
+    """Return why the request was not made on this machine, or None if both sides of the connection are a loopback address."""
+    forwarded = [name.decode("latin-1") for name in _headers(scope) if _OF_PROXIES.fullmatch(name)]
+    if forwarded:  # by a proxy, which may be on this machine, for a client anywhere
+        return f"the request was forwarded (it has {safe_text(', '.join(forwarded), 200)})"
+    if _is_test_client(scope):
+        return None
+    # The server's own side counts, and the client's as well: servers replace that by what a proxy says.
+    for side in ("server", "client"):
+        at = scope.get(side)
+        if at is not None and not _is_loopback(str(at[0])):
+            return f"the {side}'s address is {safe_text(str(at[0]), 100)}"
+    return None
+
+
+def _is_loopback(name: str) -> bool:
+    if name.startswith("/") or name in ("", "localhost", _TEST_CLIENT[0]):
+        return True  # a unix socket has a path, and its client no address
+    address = _parse_address(name)
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return address is not None and address.is_loopback

@@ -62,7 +62,10 @@ class SessionRunner:
             SessionClosedError: it was started before.
         """
         if self._task is not None:
-            raise SessionClosedError("this service was started before; make a new one, with a new session")
+            raise SessionClosedError(
+                f"the service of {self._label} was started before, and a session is entered once; make service, session and "
+                "application in a function, and call it for each server and each test (uvicorn --factory module:function)"
+            )
         self._task = asyncio.get_running_loop().create_task(self._run(), name="the session of a service")
         # The coordinator of the session lives as long as the session, from before its opening.
         self._coord = self._session.coord
