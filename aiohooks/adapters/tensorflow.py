@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks import errors
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
+from aiohooks._aio.clock import sleep
 from aiohooks._validate import checked_objects
 from aiohooks.errors import FeedConflictError, FetchError, GraphError, InvalidHookError, add_origin, missing_extra
 from aiohooks.graph.fetches import Leaves, canonical_feeds
@@ -28,7 +29,6 @@ from aiohooks.graph.graph import Graph, Node, get_default_graph
 from aiohooks.graph.session import Session
 from aiohooks.hooks.blocking import BlockingHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.creators import set_step
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 from aiohooks.stores.memory import MemoryStepStore
 
@@ -131,16 +131,31 @@ class TensorFlowGraph(Graph):
     def element(self, key: object) -> Node:
         """Return the node of a tensor, an operation, a variable or a name.
 
+        `"loss"` means the tensor `"loss:0"` where the operation of that name has one output, and `"global_step"` the global step.
+
         Raises:
-            FetchError: the graph does not have it.
+            FetchError: the graph does not have it, or the operation has several outputs.
         """
         try:
-            found = self.tf_graph.as_graph_element(key)
+            found = self.tf_graph.as_graph_element(self._value_of(key) if isinstance(key, str) else key)
         except (KeyError, TypeError, ValueError) as error:
             if not isinstance(key, str) and tf.is_tensor(key):  # a sparse or a ragged one, which has several tensors
                 return _Element(self, str(key), key)
             raise FetchError(f"{key!r} is not in the graph of TensorFlow: {error}") from error
         return self._elements.setdefault(found.name, _Element(self, found.name, found))
+
+    def _value_of(self, name: str) -> Any:
+        """Return what a name means: a variable or a tensor, or an operation that has no value."""
+        if name == self.global_step.name and (step := tf.train.get_global_step(self.tf_graph)) is not None:
+            return step
+        found = self.tf_graph.as_graph_element(name)
+        outputs = () if isinstance(found, tf.Tensor) else found.outputs
+        if len(outputs) > 1:
+            raise FetchError(f"{name!r} is an operation with {len(outputs)} outputs; name one, such as '{name}:0'")
+        if outputs and outputs[0].dtype == tf.resource:  # the handle of a variable, or of something without a value
+            variables = (one for key in ("variables", "local_variables") for one in self.tf_graph.get_collection(key))
+            return next((variable for variable in variables if variable.op is found), found)
+        return outputs[0] if outputs else found
 
     @property
     def trains(self) -> bool:
@@ -189,14 +204,63 @@ class _Coordinator(tf.train.Coordinator):  # type: ignore[misc]
                 raise
 
 
+_READ_SECS = 0.5
+"""How often the global step is read while something waits for it: as often as TensorFlow's own hook does."""
+
+
+class _GlobalStep(MemoryStepStore):
+    """The step store of a TensorFlow graph, which reports no step of other sessions: while there are waits, it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wanted = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+
+    def follow(self, session: TensorFlowSession) -> None:
+        """Read the step of a session whenever it is waited for, until `unfollow`."""
+        self._waits.holds = True  # sessions of other processes may advance the step, and are no publishers here
+        self._reader = asyncio.create_task(self._read(session), name="reader of TensorFlow's global step")
+
+    async def unfollow(self) -> None:
+        """Read no more: waits end when no publisher is left."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait([self._reader])
+        self._waits.holds = False
+        self._waits.fail_unreachable()
+
+    async def take(self, step: int, known: int) -> None:
+        """Follow a step that was read when `known` was the latest one: a lower one was restored, and is not just an old one."""
+        await (self.reset(step) if step < known else self.raise_to(step))
+
+    def _subscribe(self, step: int | None) -> None:
+        (self._wanted.clear if step is None else self._wanted.set)()
+
+    async def _read(self, session: TensorFlowSession) -> None:
+        while True:
+            await self._wanted.wait()
+            known = self.latest.step
+            try:
+                await self.take(await to_thread(session.read_step, grace_secs=session.grace_secs), known)
+            except Exception as error:
+                if isinstance(error, errors.AiohooksError):  # a session recovers from it, such as the end of a server
+                    self._waits.abort(error)
+                else:
+                    self.fail(error)
+                self._waits.clear_failure()  # a wait that begins later reads again
+            await sleep(_READ_SECS)
+
+
 class TensorFlowSession(Session):
     """The raw session over a `tf.Session`. Its global step is that of the TensorFlow graph, read after each run.
 
-    A run that is cancelled is waited for, as it cannot be stopped. What it has changed in TensorFlow's variables stays changed.
+    While something waits for a step it is read every half a second as well: other sessions of a cluster advance it. A run that
+    is cancelled is waited for, as it cannot be stopped. What it has changed in TensorFlow's variables stays changed.
     """
 
-    def __init__(self, graph: TensorFlowGraph, global_step: MemoryStepStore, tf_session: Any, tf_coord: Any) -> None:
+    def __init__(self, graph: TensorFlowGraph, global_step: _GlobalStep, tf_session: Any, tf_coord: Any) -> None:
         super().__init__(graph, global_step=global_step)
+        self._steps = global_step
         self.tf_session: Any = tf_session
         """The `tf.Session`: what TensorFlow's hooks get."""
         self.tf_coord: Any = tf_coord
@@ -229,8 +293,10 @@ class TensorFlowSession(Session):
         if options is not None:
             metadata = [*options.get("run_metadata", ()), tf.RunMetadata()]
             arguments = {"options": _merged(options.get("run_options", ())), "run_metadata": metadata[0]}
+        known = self._steps.latest.step
         values, step = await to_thread(self._run_in_thread, leaves.nodes, feeds, arguments, grace_secs=self.grace_secs)
-        await self.set_step(step)
+        await self._steps.take(step, known)
+        self.committed_step = step
         if run_metadata is not None:
             run_metadata.update(arguments)
         return build(values)
@@ -239,21 +305,18 @@ class TensorFlowSession(Session):
         with _errors_of_both():
             fed = {node.feed_key: value for node, value in feeds.items()}
             values = self.tf_session.run([node.element for node in nodes], fed, **arguments)
-            return values, self.read_step()
+        return values, self.read_step()
 
     def read_step(self) -> int:
         """Internal: return the global step of TensorFlow; waits for TensorFlow."""
-        return int(self._read_step())
-
-    async def set_step(self, step: int) -> None:
-        """Internal: let the step store follow the global step of TensorFlow."""
-        await set_step(self.global_step, step)
-        self.committed_step = step
+        with _errors_of_both():
+            return int(self._read_step())
 
     async def aclose(self) -> None:
         """Wait for the threads of TensorFlow's coordinator, at most the grace period, and close the `tf.Session`."""
         if not self.closed:
             await super().aclose()
+            await self._steps.unfollow()
             await to_thread(self._close_session, grace_secs=self.grace_secs)
 
     def _close_session(self) -> None:
@@ -287,13 +350,16 @@ class TensorFlowSessionCreator:
         """
         self._creator = tf.train.ChiefSessionCreator() if creator is None else creator
         self.graph: TensorFlowGraph = TensorFlowGraph(graph)
-        self.global_step: MemoryStepStore = MemoryStepStore()
+        self._steps = _GlobalStep()
+        self.global_step: MemoryStepStore = self._steps
         """The step store of the sessions, which follows the global step of the graph."""
 
     async def create_session(self) -> TensorFlowSession:
         """Create a session in a thread, restored and initialised by TensorFlow, and start its queue runners."""
         session, step = await to_thread(self._create, _Coordinator())
-        await session.set_step(step)
+        await self._steps.take(step, self._steps.latest.step)
+        session.committed_step = step
+        self._steps.follow(session)
         return session
 
     def _create(self, tf_coord: _Coordinator) -> tuple[TensorFlowSession, int]:
@@ -301,7 +367,7 @@ class TensorFlowSessionCreator:
             tf_session = self._creator.create_session()
             if tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS):
                 tf.train.start_queue_runners(sess=tf_session, coord=tf_coord)
-            session = TensorFlowSession(self.graph, self.global_step, tf_session, tf_coord)
+            session = TensorFlowSession(self.graph, self._steps, tf_session, tf_coord)
             return session, session.read_step()
 
 

@@ -494,7 +494,7 @@ class WaitRegistry:
             if self.waiting and self.unreachable is not None:
                 self._on_unreachable()
             return
-        if self._warned_at == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
+        if self.holds or self._warned_at == self.latest or not publishers.names or not publishers.all_waiting(self.latest.step):
             return  # warned about already, or there is no reason to
         self._warned_at = self.latest
         logger.warning(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import pickle
 import threading
 from collections.abc import Callable
@@ -22,9 +23,10 @@ from aiohooks.adapters.tensorflow import (
     TensorFlowSessionCreator,
     UnavailableError,
 )
-from aiohooks.testing import FaultInjectionHook, RecordingHook, check_hook, hook_checks
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, check_hook, hook_checks
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, double
+from tests.support.waiting import parked, until_true
 
 tf: Any = tensorflow.compat.v1
 
@@ -425,11 +427,127 @@ async def test_hooks_of_this_library_work_beside_them() -> None:
     assert list(raw[0][2].values) == [3.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("loss", 2.0), ("loss:0", 2.0), ("train", None), ("w", 0.0), ("resource", 5.0), ("local", 6.0)],
+        *[("global_step", 0), ("scope/count", 7), ("table", None)],
+    ],
+)
+async def test_a_name_means_its_value(name: str, value: object) -> None:
+    """The tensor of an operation with one output, a variable, or the global step; None only where there is no value."""
+    tf.get_variable("resource", initializer=5.0, use_resource=True)
+    tf.get_variable("local", initializer=6.0, use_resource=True, collections=[tf.GraphKeys.LOCAL_VARIABLES])
+    with tf.name_scope("scope"):
+        tf.constant(7, name="count")
+    tf.raw_ops.HashTableV2(key_dtype=tf.string, value_dtype=tf.int64, name="table")
+    asks = RecordingHook(fetches=name)
+    async with session_of(beside=[asks]) as session:
+        assert await session.run(name) == value
+    assert asks.results == [value]
+
+
+async def test_the_global_step_has_its_name_wherever_it_is() -> None:
+    """Also if it has another one in the graph, and is a resource."""
+    with tf.Graph().as_default():
+        with tf.name_scope("scope"):
+            step = tf.get_variable("counter", initializer=tf.constant(4, tf.int64), use_resource=True, trainable=False)
+        tf.add_to_collection(tf.GraphKeys.GLOBAL_STEP, step)
+        async with session_of() as session:
+            assert await session.run("global_step") == session.global_step.latest.step == 4
+
+
+@pytest.mark.parametrize("name", ["loss", "loss:0"])
+async def test_a_loss_that_is_nan_is_found_by_name(name: str) -> None:
+    """A hook of this library gets the value, however the loss is named."""
+
+    async def train() -> None:
+        async with session_of(beside=[ah.NanHook(name)]) as session:
+            await session.run("train", {"x": float("nan")})
+
+    with pytest.raises(ah.errors.NanLossDuringTrainingError, match=f"'{name}' = nan"):
+        await train()
+
+
+@pytest.mark.may_leak  # the server of TensorFlow cannot be closed
+@pytest.mark.parametrize("wait", ["hook", "wait_for", "changes", "timeout"])
+async def test_waits_follow_the_steps_of_other_sessions(wait: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In a cluster the step that others make ends a wait, of a hook or a client; without waits nothing is read."""
+    step, server = tf.train.get_global_step(), tf.distribute.Server.create_local_server()
+    advance = tf.assign_add(step, 3)
+    hooks = [ah.GlobalStepWaiterHook(3)] if wait == "hook" else []
+    with ManualClock() as clock, tf.Session(server.target) as other:
+        other.run(tf.global_variables_initializer())
+        async with session_of(beside=hooks, creator=tf.train.WorkerSessionCreator(master=server.target)) as session:
+            store = session.global_step
+            assert clock.pending == 0
+            changes = store.changes()
+            await anext(changes)
+            begin: dict[str, Callable[[], Any]] = {
+                "hook": lambda: session.run("train"),
+                "wait_for": lambda: store.wait_for(3),
+                "changes": lambda: anext(changes),
+                "timeout": lambda: store.wait_for(3, timeout=0.7),
+            }
+            waiting = asyncio.ensure_future(begin[wait]())
+            await until_true(lambda: clock.pending)
+            clock.advance(0.4)
+            assert not waiting.done()
+            if wait != "timeout":
+                other.run(advance)
+            clock.advance(0.4)
+            if wait == "timeout":
+                with pytest.raises(ah.StepTimeoutError, match="seen step 0"):
+                    await waiting
+            else:
+                await waiting
+                assert store.latest == (1, 4 if wait == "hook" else 3)
+    assert "every registered publisher" not in caplog.text
+
+
+async def test_a_step_that_cannot_be_read_ends_the_waits() -> None:
+    """With the error that a session recovers from; a wait that begins later reads again, and ends with the session."""
+
+    class Creator(tf.train.ChiefSessionCreator):  # type: ignore[misc]
+        def create_session(self) -> Any:
+            session = super().create_session()
+            read = session.make_callable(tf.train.get_global_step())
+            session.make_callable = lambda _: lambda: failures.pop()() if failures else read()
+            return session
+
+    def fail(error: Exception) -> Any:
+        raise error
+
+    failures: list[Any] = []
+    with ManualClock() as clock:
+        async with session_of(creator=Creator()) as session:
+            store = session.global_step
+            for error, kind in (
+                (tf.errors.UnavailableError(None, None, "away"), UnavailableError),
+                (tf.errors.InternalError(None, None, "broken"), ah.PublisherFailedError),
+            ):
+                failures.append(functools.partial(fail, error))
+                waiting = asyncio.ensure_future(store.wait_for(1))
+                await until_true(lambda: clock.pending)
+                clock.advance(0.5)
+                with pytest.raises(kind):
+                    await waiting
+            later = await parked(store.wait_for(1))
+            await session.run("train")
+            assert await later == 1
+            last = await parked(store.wait_for(9))
+        with pytest.raises(ah.errors.PublisherFinishedError):
+            await last
+
+
 async def test_what_does_not_fit_is_refused() -> None:
-    """Unknown names, operations of this library in a graph of TensorFlow, and its hooks in another session."""
+    """Names that are unknown or of several tensors, operations of this library, and hooks of TensorFlow in another session."""
+    tf.split(tf.constant([1.0, 2.0]), 2, name="halves")
     async with session_of() as session:
         with pytest.raises(ah.errors.FetchError, match="'lost' is not in the graph of TensorFlow"):
             await session.run("lost")
+        with pytest.raises(ah.errors.FetchError, match="'halves' is an operation with 2 outputs; name one, such as 'halves:0'"):
+            await session.run("halves")
         with pytest.raises(ah.errors.GraphError, match="add an operation of TensorFlow"):
             session.graph.placeholder("y")
     with pytest.raises(ah.errors.InvalidHookError, match="for the session of a TensorFlowSessionCreator"):
