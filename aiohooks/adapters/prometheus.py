@@ -12,10 +12,10 @@ import asyncio
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.clock import current_clock, quick_now
 from aiohooks._validate import check_instance
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from aiohooks.session.coordinator import Coordinator
 
 __all__ = ["PrometheusHook"]
-
-Family = TypeVar("Family", bound=Metric)
 
 _SCRAPE_TIMEOUT_SECS = 5.0
 
@@ -159,93 +157,83 @@ class PrometheusHook(SessionRunHook):
         status = self._coord.status()
         if status is None or status.steps is None:
             return
-        labels = [self._name]
-        families.runs.add_metric(labels, status.runs)
-        families.recoveries.add_metric(labels, status.recoveries)
-        families.step.add_metric(labels, status.steps.latest.step)
-        families.waiters.add_metric(labels, status.steps.waiting)
+        labels, steps, saver = [self._name], status.steps, self._saver
+        families.add("runs", labels, status.runs)
+        families.add("recoveries", labels, status.recoveries)
+        families.add("global_step", labels, steps.latest.step)
+        families.add("step_waiters", labels, steps.waiting)
         for hook in status.hooks:
-            families.hook_calls.add_metric([*labels, hook.name], hook.calls)
-            families.hook_failures.add_metric([*labels, hook.name], hook.failures)
-            families.hook_dropped.add_metric([*labels, hook.name], hook.dropped)
-            families.hook_pending.add_metric([*labels, hook.name], hook.pending)
-            families.hook_disabled.add_metric([*labels, hook.name], hook.disabled)
-        _add_histogram(families.step_seconds, labels, self._step_counts, self._step_secs)
-        rate = self._rate.update(current_clock().now(), status.steps.latest)
-        if rate is not None:
-            families.rate.add_metric(labels, rate)
+            for what in ("calls", "failures", "dropped", "pending", "disabled"):
+                families.add(f"hook_{what}", [*labels, hook.name], getattr(hook, what))
+        families.add_histogram("step_seconds", labels, self._step_counts, self._step_secs)
+        families.add("steps_per_second", labels, self._rate.update(current_clock().now(), steps.latest))
         if self._timing is not None:
             for phase in self._timing.statistics().phases:
-                of_hook = [*labels, phase.hook, phase.phase]
-                _add_histogram(families.hook_seconds, of_hook, phase.histogram, phase.blocking_secs + phase.waiting_secs)
-                families.hook_blocking.add_metric(of_hook, phase.blocking_secs)
-        if self._saver is not None:
-            families.saved.add_metric(labels, self._saver.saved)
-            families.failed.add_metric(labels, self._saver.failed)
-            latest, age = self._saver.latest, self._saver.latest_age_secs
+                of_method = [*labels, phase.hook, phase.phase]
+                families.add_histogram("hook_seconds", of_method, phase.histogram, phase.blocking_secs + phase.waiting_secs)
+                families.add("hook_blocking_seconds", of_method, phase.blocking_secs)
+        if saver is not None:
+            families.add("checkpoints_saved", labels, saver.saved)
+            families.add("checkpoints_failed", labels, saver.failed)
+            latest, age = saver.latest, saver.latest_age_secs
             if latest is not None and age is not None:
-                families.checkpoint_age.add_metric(labels, age)
-                families.checkpoint_size.add_metric(labels, latest.size)
-                families.checkpoint_step.add_metric(labels, latest.step)
+                families.add("checkpoint_age_seconds", labels, age)
+                families.add("checkpoint_size_bytes", labels, latest.size)
+                families.add("checkpoint_step", labels, latest.step)
         for gate in self._gates:
-            of_gate = [*labels, gate.versions.run]
-            if gate.lag is not None:
-                families.lag.add_metric(of_gate, gate.lag)
-            if gate.ahead is not None:
-                families.ahead.add_metric(of_gate, gate.ahead)
+            families.add("version_lag", [*labels, gate.versions.run], gate.lag)
+            families.add("versions_ahead", [*labels, gate.versions.run], gate.ahead)
 
     def __repr__(self) -> str:
         return f"<PrometheusHook {'showing ' + repr(self._name) if self._sessions is not None else 'without a session'}>"
 
 
-def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], counts: Sequence[int], total_secs: float) -> None:
-    bounds = [*map(str, BUCKET_SECS), "+Inf"]
-    family.add_metric(labels, list(zip(bounds, map(float, accumulate(counts)), strict=True)), total_secs)
+_OF_SESSION, _OF_HOOK = ["session"], ["session", "hook"]
+_OF_METHOD, _OF_GATE = ["session", "hook", "method"], ["session", "versions"]
+_METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
+    (CounterMetricFamily, "runs", "Runs begun.", _OF_SESSION),
+    (CounterMetricFamily, "recoveries", "Raw sessions replaced.", _OF_SESSION),
+    (GaugeMetricFamily, "global_step", "Latest step known here.", _OF_SESSION),
+    (GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", _OF_SESSION),
+    (HistogramMetricFamily, "step_seconds", "Successful runs.", _OF_SESSION),
+    (HistogramMetricFamily, "hook_seconds", "Calls of hooks.", _OF_METHOD),
+    (CounterMetricFamily, "hook_blocking_seconds", "How long hooks held the event loop.", _OF_METHOD),
+    (CounterMetricFamily, "hook_calls", "Calls of a hook.", _OF_HOOK),
+    (CounterMetricFamily, "hook_failures", "Those that failed.", _OF_HOOK),
+    (CounterMetricFamily, "hook_dropped", "Those it did not get.", _OF_HOOK),
+    (GaugeMetricFamily, "hook_pending", "Its background calls.", _OF_HOOK),
+    (GaugeMetricFamily, "hook_disabled", "1 while it is disabled.", _OF_HOOK),
+    (GaugeMetricFamily, "step_waiters", "Waits for a step.", _OF_SESSION),
+    (CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", _OF_SESSION),
+    (CounterMetricFamily, "checkpoints_failed", "Saves that failed.", _OF_SESSION),
+    (GaugeMetricFamily, "checkpoint_age_seconds", "Time since the last checkpoint was written.", _OF_SESSION),
+    (GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", _OF_SESSION),
+    (GaugeMetricFamily, "checkpoint_step", "Step of that checkpoint.", _OF_SESSION),
+    (GaugeMetricFamily, "version_lag", "Versions published during the last run.", _OF_GATE),
+    (GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began.", _OF_GATE),
+]
 
 
 class _Families:
     """The metrics, each with the samples of all sessions."""
 
     def __init__(self) -> None:
-        self.all: list[Metric] = []
-        of_session, of_hook, of_gate = ["session"], ["session", "hook", "method"], ["session", "versions"]
-        of_hooks = ["session", "hook"]
-        add = self._add
-        self.runs: CounterMetricFamily = add(CounterMetricFamily, "runs", "Runs begun.", of_session)
-        self.recoveries: CounterMetricFamily = add(CounterMetricFamily, "recoveries", "Raw sessions replaced.", of_session)
-        self.step: GaugeMetricFamily = add(GaugeMetricFamily, "global_step", "Latest step known here.", of_session)
-        self.rate: GaugeMetricFamily = add(GaugeMetricFamily, "steps_per_second", "Steps over the last 10 s.", of_session)
-        self.step_seconds: HistogramMetricFamily = add(HistogramMetricFamily, "step_seconds", "Successful runs.", of_session)
-        self.hook_seconds: HistogramMetricFamily = add(HistogramMetricFamily, "hook_seconds", "Calls of hooks.", of_hook)
-        self.hook_blocking: CounterMetricFamily = add(
-            CounterMetricFamily, "hook_blocking_seconds", "How long hooks held the event loop.", of_hook
-        )
-        self.hook_calls: CounterMetricFamily = add(CounterMetricFamily, "hook_calls", "Calls of a hook.", of_hooks)
-        self.hook_failures: CounterMetricFamily = add(CounterMetricFamily, "hook_failures", "Those that failed.", of_hooks)
-        self.hook_dropped: CounterMetricFamily = add(CounterMetricFamily, "hook_dropped", "Those it did not get.", of_hooks)
-        self.hook_pending: GaugeMetricFamily = add(GaugeMetricFamily, "hook_pending", "Its background calls.", of_hooks)
-        self.hook_disabled: GaugeMetricFamily = add(GaugeMetricFamily, "hook_disabled", "1 while it is disabled.", of_hooks)
-        self.waiters: GaugeMetricFamily = add(GaugeMetricFamily, "step_waiters", "Waits for a step.", of_session)
-        self.saved: CounterMetricFamily = add(CounterMetricFamily, "checkpoints_saved", "Checkpoints written.", of_session)
-        self.failed: CounterMetricFamily = add(CounterMetricFamily, "checkpoints_failed", "Saves that failed.", of_session)
-        self.checkpoint_age: GaugeMetricFamily = add(
-            GaugeMetricFamily, "checkpoint_age_seconds", "Time since the last checkpoint was written.", of_session
-        )
-        self.checkpoint_size: GaugeMetricFamily = add(
-            GaugeMetricFamily, "checkpoint_size_bytes", "Size of the last checkpoint.", of_session
-        )
-        self.checkpoint_step: GaugeMetricFamily = add(
-            GaugeMetricFamily, "checkpoint_step", "Step of that checkpoint.", of_session
-        )
-        self.lag: GaugeMetricFamily = add(GaugeMetricFamily, "version_lag", "Versions published during the last run.", of_gate)
-        self.ahead: GaugeMetricFamily = add(
-            GaugeMetricFamily, "versions_ahead", "Versions ahead when the last run began.", of_gate
-        )
+        self._families: dict[str, Any] = {}
+        for kind, name, text, labels in _METRICS:
+            self._families[name] = kind(f"aiohooks_{name}", text, labels=labels)  # type: ignore[call-arg]
 
-    def _add(self, kind: Callable[..., Family], name: str, text: str, labels: list[str]) -> Family:
-        family = kind(f"aiohooks_{name}", text, labels=labels)
-        self.all.append(family)
-        return family
+    @property
+    def all(self) -> list[Metric]:
+        return [*self._families.values()]
+
+    def add(self, name: str, labels: Sequence[str], value: float | None) -> None:
+        """Add a sample, unless it has no value."""
+        if value is not None:
+            self._families[name].add_metric(labels, value)
+
+    def add_histogram(self, name: str, labels: Sequence[str], counts: Sequence[int], total_secs: float) -> None:
+        bounds = [*map(str, BUCKET_SECS), "+Inf"]
+        self._families[name].add_metric(labels, list(zip(bounds, map(float, accumulate(counts)), strict=True)), total_secs)
 
 
 class _Sessions(Collector):

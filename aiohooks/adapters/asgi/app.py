@@ -205,17 +205,24 @@ class SessionService:
         routes = [
             Route("/health", self._serve_health),
             Route("/ready", self._serve_ready),
-            Route("/progress", self._serve_progress),
-            Route("/steps/{n}", self._serve_step),
+            Route("/progress", self._guarded(self._serve_progress)),
+            Route("/steps/{n}", self._guarded(self._serve_step)),
             Route("/events", self._serve_events),
-            *([] if self._metrics is None else [Route("/metrics", self._metrics_endpoint(self._metrics))]),
-            *(Route(f"/{path}", self._serve_control, methods=["POST"]) for path in _CONTROLS if self._controls),
+            *([] if self._metrics is None else [Route("/metrics", self._guarded(self._metrics_endpoint(self._metrics)))]),
+            *(Route(f"/{path}", self._guarded(self._serve_control), methods=["POST"]) for path in _CONTROLS if self._controls),
             *(Route(f"/{path}", self._file_endpoint(*file)) for path, file in _FILES.items()),
         ]
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan if self._runner else None)
         app.router.redirect_slashes = False  # a redirect would repeat the Host header of the client
         return app
+
+    def _guarded(self, serve: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def serve_client(request: Request) -> Response:
+            refusal = self._access.check_client(request.scope)
+            return await serve(request) if refusal is None else _response(refusal)
+
+        return serve_client
 
     def _file_endpoint(self, name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
         content = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name).read_bytes()
@@ -229,9 +236,6 @@ class SessionService:
 
     def _metrics_endpoint(self, metrics: PrometheusHook) -> Callable[[Request], Awaitable[Response]]:
         async def serve_metrics(request: Request) -> Response:
-            refusal = self._access.check_client(request.scope)
-            if refusal is not None:
-                return _response(refusal)
             content, content_type = metrics.exposition(request.headers.get("accept", ""))
             return Response(content, headers={"content-type": content_type})
 
@@ -259,12 +263,9 @@ class SessionService:
         return _response(JsonReply(200 if good else 503, body))
 
     async def _serve_progress(self, request: Request) -> Response:
-        return _response(self._access.check_client(request.scope) or JsonReply(200, self._reporter.progress()))
+        return _response(JsonReply(200, self._reporter.progress()))
 
     async def _serve_control(self, request: Request) -> Response:
-        refusal = self._access.check_client(request.scope)
-        if refusal is not None:
-            return _response(refusal)
         control = request.url.path.rpartition("/")[2]
         if control == "pause":
             self._session.pause("a client asked for a pause")
@@ -277,9 +278,6 @@ class SessionService:
         return _response(JsonReply(200, {"state": health.state, "step": health.step, **reasons}))
 
     async def _serve_step(self, request: Request) -> Response:
-        refusal = self._access.check_client(request.scope)
-        if refusal is not None:
-            return _response(refusal)
         step, timeout = request.path_params["n"], request.query_params.getlist("timeout")
         if not _STEP.fullmatch(step) or int(step) > MAX_STEP:
             message = f"the step is {safe_text(step, 40)!r}: give a whole number from 0 to {MAX_STEP}"
