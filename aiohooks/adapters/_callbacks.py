@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -54,6 +55,8 @@ class CallbacksHook(SessionRunHook):
         self._logs: dict[str, Any] = {}
         self._results: list[Mapping[str, Any]] = []
         self._has_ended = False
+        self._state_at_end: dict[str, Any] | None = None
+        self._warned: set[str] = set()
 
     async def begin(self) -> None:
         """Forget an earlier session."""
@@ -74,18 +77,22 @@ class CallbacksHook(SessionRunHook):
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """End the step, and the epoch with its last one."""
-        self._logs = {**run_context.metrics, **(run_values.results or {})}
+        self._logs = {**run_context.metrics, **self._means(run_values.results or {})}
         await self._call(self._end, run_context.global_step - 1)
 
     async def end(self, session: Session) -> None:
         """End the epoch, if it is not over, and the training."""
-        self._has_ended = True
+        self._has_ended, self._state_at_end = True, copy.deepcopy(self._state())
         await self._call(self._end_all)
 
     async def close(self, exc: BaseException | None) -> None:
         """Let the callbacks know that the training failed, where the framework has a call for that."""
         if exc is not None and self._coord is not None:
             await self._call(self._train_failed, exc)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the callbacks; after `end` that from before it, as a resumed run continues its epoch."""
+        return self._state() if self._state_at_end is None else self._state_at_end
 
     def report(self, step: int, result: Mapping[str, Any]) -> None:
         """Pass on the result of an evaluation, at the end of the step: `EvaluatorHook(..., on_result=callbacks.report)`.
@@ -99,6 +106,12 @@ class CallbacksHook(SessionRunHook):
                 *(step, type(self).__name__),
             )
         self._results.append(result)
+
+    def _warn_once(self, problem: str) -> None:
+        """Log that something which a callback or an argument asks for has no effect in a session."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            _logger.warning("%s: %s", type(self).__name__, problem)
 
     async def _call(self, fn: Callable[..., None], *args: Any) -> None:
         if self._thread:
@@ -142,6 +155,14 @@ class CallbacksHook(SessionRunHook):
     def _pass_results(self) -> None:
         while self._results:
             self._evaluated(self._results.pop(0))
+
+    def _state(self) -> dict[str, Any]:
+        """Return what a checkpoint has of the callbacks, for a hook with `load_state_dict`."""
+        return {}
+
+    def _means(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the logs for the values of a step, where a framework's are others."""
+        return values
 
     # What a framework's own hook says: how its callbacks are called. Steps and epochs are counted from 0.
 
@@ -187,6 +208,8 @@ class HooksInLoop:
     """
 
     def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
+        """Take the hooks; nothing is started."""
+        super().__init__()  # a callback of the framework
         # A list, as each block needs all of them. The session refuses what is none.
         self._hooks = [*hooks] if isinstance(hooks, Iterable) else hooks  # pyright: ignore[reportUnnecessaryIsInstance]
         self._exits = contextlib.ExitStack()

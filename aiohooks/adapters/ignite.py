@@ -16,7 +16,7 @@ from typing import Any, Self
 from aiohooks._validate import check_instance
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import missing_extra
+from aiohooks.errors import add_note, missing_extra
 from aiohooks.hooks._observing import Values
 from aiohooks.session.hook import SessionRunHook
 
@@ -29,13 +29,19 @@ __all__ = ["HooksForIgnite", "IgniteHandlers"]
 
 _engine_class: Any = _engine.Engine
 _events: Any = _engine.Events
+_NEVER_FIRED = [
+    *(_events.GET_BATCH_STARTED, _events.GET_BATCH_COMPLETED, _events.DATALOADER_STOP_ITERATION, _events.TERMINATE_SINGLE_EPOCH)
+]
 
 
 class IgniteHandlers(CallbacksHook):
-    """The event handlers of an Ignite engine as a hook; see `CallbacksHook`. `engine.terminate()` stops the session.
+    """The event handlers of an Ignite engine as a hook; see `CallbacksHook`.
+
+    `engine.terminate()` and `engine.interrupt()` stop the session; the second one fires `INTERRUPT` and no other event then.
 
     The engine does not run: its events are fired by the session, and `engine.state` has the session's iteration, epoch, batch,
-    output (the values) and metrics (`run_context.metrics`, and the results of evaluations).
+    output (the values) and metrics (`run_context.metrics`, and the results of evaluations). The session fetches batches, and
+    decides which: `engine.terminate_epoch()` and handlers of `GET_BATCH_STARTED` and the like have no effect, which is logged.
     """
 
     def __init__(
@@ -54,14 +60,26 @@ class IgniteHandlers(CallbacksHook):
         self.engine: Any = engine
 
     def _has_asked_to_stop(self) -> bool:
-        return bool(self.engine.should_terminate)
+        if self.engine.should_terminate_single_epoch:
+            self.engine.should_terminate_single_epoch = False
+            self._warn_once(
+                "terminate_epoch() has no effect in a session, whose epochs are numbers of steps; end its feeds earlier"
+            )
+        return bool(self.engine.should_terminate or self.engine.should_interrupt)
 
     def _train_begin(self, step: int) -> None:
-        self.engine.should_terminate = False
+        never: list[str] = [event.name for event in _NEVER_FIRED if self.engine._event_handlers.get(event)]
+        if never:
+            self._warn_once(f"handlers of {', '.join(never)} are not called in a session, which fetches its batches itself")
+        self.engine.should_terminate = self.engine.should_interrupt = self.engine.should_terminate_single_epoch = False
         self.engine.state.epoch_length = self._steps_per_epoch
         self.engine.state.iteration = step
         self.engine.state.epoch = 0 if self._steps_per_epoch is None else step // self._steps_per_epoch
-        self.engine.fire_event(_events.STARTED)
+        try:
+            self.engine.fire_event(_events.STARTED)
+        except TypeError as error:  # of a profiler, which makes room for all iterations
+            add_note(error, "a session knows its length only if you give steps_per_epoch and set engine.state.max_epochs before")
+            raise
 
     def _epoch_begin(self, epoch: int) -> None:
         self.engine.state.epoch = epoch + 1
@@ -81,10 +99,13 @@ class IgniteHandlers(CallbacksHook):
         self.engine.state.metrics.update(result)
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        if not self.engine.should_terminate:  # an engine that terminates completes no epoch
+        if not self._has_asked_to_stop():  # an engine that terminates completes no epoch
             self.engine.fire_event(_events.EPOCH_COMPLETED)
 
     def _train_end(self, logs: dict[str, Any]) -> None:
+        if self.engine.should_interrupt:
+            self.engine.fire_event(_events.INTERRUPT)
+            return
         if self.engine.should_terminate:
             self.engine.fire_event(_events.TERMINATE)
         if self.engine.should_terminate != "skip_completed":

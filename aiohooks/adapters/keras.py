@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks._validate import checked_objects
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
-from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import missing_extra
 from aiohooks.hooks._observing import Values
-from aiohooks.session.hook import SessionRunHook
 
 try:
     import keras
@@ -39,8 +37,9 @@ _callback_class: Any = _Callback
 class KerasCallbacks(CallbacksHook):
     """Keras callbacks as a hook; see `CallbacksHook`. A callback stops the session by `self.model.stop_training = True`.
 
-    `logs` are the values of the step, not the means of the epoch so far, and those of its last step at the end of an epoch. A
-    result of an evaluation begins and ends a test without batches. Keras saves no states of callbacks, and neither does this.
+    `logs` are the means of the `values` over the steps of the epoch so far, as in `fit`, where they are numbers. A result of an
+    evaluation begins and ends a test without batches. Keras saves no states of callbacks, and neither does this; only the means
+    are in the checkpoints of the session, so that an epoch that is resumed ends with those of all its steps.
     """
 
     def __init__(
@@ -66,6 +65,25 @@ class KerasCallbacks(CallbacksHook):
         self._callbacks = checked_objects(callbacks, _callback_class, "callbacks")
         self._validation: dict[str, Any] = {}
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._sums: dict[str, list[Any]] = {}
+        self._summed_epoch = -1
+
+    def _state(self) -> dict[str, Any]:
+        return {"epoch": self._summed_epoch, "sums": {tag: [*sums] for tag, sums in self._sums.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue an epoch with the sums of its steps before."""
+        self._summed_epoch, self._sums = state["epoch"], {tag: [*sums] for tag, sums in state["sums"].items()}
+
+    def _means(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        for tag, value in values.items():
+            if isinstance(value, int | float) or getattr(value, "ndim", None) == 0:
+                count, total = self._sums.get(tag, (0, 0.0))
+                self._sums[tag] = [count + 1, total + float(value)]
+        return {tag: self._sums[tag][1] / self._sums[tag][0] if tag in self._sums else value for tag, value in values.items()}
+
     def _has_asked_to_stop(self) -> bool:
         return bool(self.model.stop_training)
 
@@ -80,6 +98,8 @@ class KerasCallbacks(CallbacksHook):
         self._call_all("on_train_begin", {})
 
     def _epoch_begin(self, epoch: int) -> None:
+        if epoch != self._summed_epoch:
+            self._summed_epoch, self._sums = epoch, {}
         self._call_all("on_epoch_begin", epoch, {})
 
     def _step_begin(self, step: int, index: int, batch: Any) -> None:
@@ -111,11 +131,6 @@ class HooksForKeras(HooksInLoop, _Callback):
 
     Of epochs, of evaluations and of the validation in `fit` they see nothing. With `steps_per_execution` a run is one execution.
     """
-
-    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
-        """Take the hooks; nothing is started."""
-        _Callback.__init__(self)
-        HooksInLoop.__init__(self, hooks)
 
     if TYPE_CHECKING:
         model: Any

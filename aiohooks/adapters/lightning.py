@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks._validate import check_instance
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
-from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import missing_extra
 from aiohooks.hooks._observing import Values
-from aiohooks.session.hook import SessionRunHook
 
 try:
     from lightning.fabric.utilities.apply_func import convert_to_tensors as _convert_to_tensors
@@ -51,9 +49,10 @@ class LightningCallbacks(CallbacksHook):
     """The callbacks of a Lightning Trainer as a hook; see `CallbacksHook`. `trainer.should_stop` stops the session.
 
     The Trainer does not run: it is what its callbacks get, with the session's step, epoch and metrics, and with the module. Its
-    loaders, loggers and validation know nothing of the session. A result of an evaluation begins and ends a validation without
-    batches; backward passes and steps of optimizers are the session's step, for which no callback is called. The states of the
-    callbacks are saved in the checkpoints of the session.
+    loggers get the `values`, every `log_every_n_steps`, and what callbacks, and the module in the session's step, log with
+    `self.log`. Its loaders and its limits know nothing of the session. A result of an evaluation begins and ends a validation
+    without batches; backward passes and steps of optimizers are the session's step, for which no callback is called. The states
+    of the callbacks are saved in the checkpoints of the session.
     """
 
     def __init__(
@@ -87,9 +86,9 @@ class LightningCallbacks(CallbacksHook):
     def _reset(self) -> None:
         super()._reset()
         self._restored: Mapping[str, Any] = {}
+        self._logged: dict[str, Any] = {}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the callbacks that have one."""
+    def _state(self) -> dict[str, Any]:
         return {one.state_key: state for one in self.trainer.callbacks if (state := one.state_dict())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -107,24 +106,36 @@ class LightningCallbacks(CallbacksHook):
     def _has_asked_to_stop(self) -> bool:
         return bool(self.trainer.should_stop)
 
-    def _call_all(self, method: str, *args: Any) -> None:
-        self._call_each(self.trainer.callbacks, method, self.trainer, self.module, *args)
+    def _call_all(self, method: str, *args: Any, callbacks: Iterable[Any] | None = None) -> None:
+        self.module._current_fx_name = method  # what `self.log` belongs to
+        self._call_each(self.trainer.callbacks if callbacks is None else callbacks, method, self.trainer, self.module, *args)
+        self.module._current_fx_name = None
 
     def _set_step(self, step: int) -> None:
-        self.trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
+        self._epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
 
     def _set_metrics(self, metrics: Mapping[str, Any]) -> None:
-        numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
-        self.trainer.callback_metrics.update(_convert(numbers, self.module.device))
+        tensors: dict[str, Any] = _convert({name: one for name, one in metrics.items() if not isinstance(one, str)}, "cpu")
+        self._logged = {name: tensor for name, tensor in tensors.items() if tensor.numel() == 1}
+        self.trainer.callback_metrics.update({name: tensor.to(self.module.device) for name, tensor in tensors.items()})
 
     def _train_begin(self, step: int) -> None:
         self.trainer.strategy.connect(self.module)
         self.trainer.optimizers = self._optimizers
         self.module.trainer = self.trainer
+        self._epoch_loop: Any = self.trainer.fit_loop.epoch_loop
+        self._logger: Any = self.trainer._logger_connector
         self.trainer.state.fn = _trainer_fn.FITTING
         self.trainer.training = True
         self.trainer.should_stop = False
+        self._logger.reset_results()
+        self._logger.reset_metrics()
+        self.trainer._callback_connector._attach_model_logging_functions()
         self._set_step(step)
+        self._epoch_loop._batches_that_stepped = step
+        if self._steps_per_epoch is not None:
+            self.trainer.fit_loop.max_batches = self._steps_per_epoch
+            self.trainer.fit_loop.epoch_progress.current.completed = step // self._steps_per_epoch
         self._call_all("setup", _trainer_fn.FITTING)
         self._load_states()
         self._call_all("on_fit_start")
@@ -137,12 +148,29 @@ class LightningCallbacks(CallbacksHook):
     def _step_begin(self, step: int, index: int, batch: Any) -> None:
         self._batch = batch, index
         self._set_step(step)
+        self._epoch_loop._batches_that_stepped = step
+        progress = self._epoch_loop.batch_progress
+        progress.total.ready, progress.current.ready, progress.is_last_batch = (
+            step + 1,
+            index + 1,
+            index + 1 == self._steps_per_epoch,
+        )
+        self._logger.on_batch_start(batch)
         self._call_all("on_train_batch_start", batch, index)
+        self.module._current_fx_name = "training_step"  # which the session's step may call
 
     def _step_end(self, step: int, logs: dict[str, Any]) -> None:
         self._set_step(step + 1)
         self._set_metrics(logs)
+        logged = self._logged
         self._call_all("on_train_batch_end", logs, *self._batch)
+        self._logger.on_batch_end()
+        if self._logger.should_update_logs:
+            self._logger.log_metrics({**self._logger.metrics["log"], **logged})
+
+    def _pass_results(self) -> None:
+        super()._pass_results()
+        self._epoch_loop._batches_that_stepped = self.trainer.global_step
 
     def _evaluated(self, result: Mapping[str, Any]) -> None:
         self.trainer.validating = True
@@ -151,21 +179,34 @@ class LightningCallbacks(CallbacksHook):
         self._set_metrics(result)
         self._call_all("on_validation_epoch_end")
         self._call_all("on_validation_end")
+        self._logger.log_metrics({**self._logger.metrics["log"], **self._logged})
         self.trainer.training = True
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
+        self._logger.epoch_end_reached()
         # As in Lightning, those that look at metrics are the last ones.
-        callbacks = sorted(self.trainer.callbacks, key=lambda one: isinstance(one, _monitoring))
-        self._call_each(callbacks, "on_train_epoch_end", self.trainer, self.module)
+        self._call_all(
+            "on_train_epoch_end", callbacks=sorted(self.trainer.callbacks, key=lambda one: isinstance(one, _monitoring))
+        )
+        self._logger.on_epoch_end()
+        self._epoch_loop._batches_that_stepped -= 1  # what is logged of an epoch has the step of its last batch
+        self._logger.update_train_epoch_metrics()
+        self._epoch_loop._batches_that_stepped += 1
         self.trainer.fit_loop.epoch_progress.current.completed = epoch + 1
 
     def _train_end(self, logs: dict[str, Any]) -> None:
         self._call_all("on_train_end")
         self._call_all("on_fit_end")
         self._call_all("teardown", _trainer_fn.FITTING)
+        self._finalize("success")
+
+    def _finalize(self, status: str) -> None:
+        for logger in self.trainer.loggers:
+            logger.finalize(status)
 
     def _train_failed(self, error: BaseException) -> None:
         self._call_all("on_exception", error)
+        self._finalize("failed")
 
     def __repr__(self) -> str:
         return f"LightningCallbacks({self.trainer.callbacks!r})"
@@ -176,10 +217,6 @@ class HooksForLightning(HooksInLoop, _Callback):
 
     They fetch the keys of `outputs` and of `trainer.callback_metrics`, which are tensors.
     """
-
-    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
-        """Take the hooks; nothing is started."""
-        HooksInLoop.__init__(self, hooks)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session, at the batch at which the training starts."""

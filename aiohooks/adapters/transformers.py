@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohooks._validate import check_instance, checked_objects
 from aiohooks.adapters._callbacks import CallbacksHook, HooksInLoop
-from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import missing_extra
+from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.hooks._observing import Values
-from aiohooks.session.hook import SessionRunHook
 
 try:
     import transformers.trainer_callback as _trainer_callback
@@ -41,10 +39,11 @@ else:
 class TrainerCallbacks(CallbacksHook):
     """Callbacks of Hugging Face's Trainer as a hook; see `CallbacksHook`. `control.should_training_stop` stops the session.
 
-    `on_log` is called when the arguments say so, with the values of that step, and with what is reported of an evaluation, which
-    `on_evaluate` gets as well. Nothing here evaluates, saves or ends an epoch when a callback asks for it: these are for hooks of
-    the session. The `TrainerState` is saved in its checkpoints, with the states of callbacks that have one; these are restored
-    if the arguments say so (`restore_callback_states_from_checkpoint`), as by a Trainer.
+    The session ends after `max_steps`, or `num_train_epochs` where `steps_per_epoch` is given; `logging_steps` may be a part of
+    that. `on_log` is called when the arguments say so, with the values of that step, and with what is reported of an evaluation,
+    which `on_evaluate` gets as well. Nothing here evaluates, saves or ends an epoch when a callback asks for it, which is logged:
+    these are for hooks of the session. The `TrainerState` is saved in its checkpoints, with the states of callbacks that have
+    one; these are restored if the arguments say so (`restore_callback_states_from_checkpoint`), as by a Trainer.
     """
 
     def __init__(
@@ -54,6 +53,8 @@ class TrainerCallbacks(CallbacksHook):
         values: Values | None = None,
         *,
         model: Any = None,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
         steps_per_epoch: int | None = None,
         thread: bool = False,
     ) -> None:
@@ -61,17 +62,29 @@ class TrainerCallbacks(CallbacksHook):
 
         Args:
             callbacks: objects of `TrainerCallback`.
-            args: their `TrainingArguments`: when to log, and after how many steps to stop (`max_steps`).
+            args: their `TrainingArguments`: when to log, and when to stop.
             values: a mapping from a tag to a fetch, or several nodes or names: the `logs`, beside `run_context.metrics`.
             model: their `model`.
+            optimizer: their `optimizer`.
+            lr_scheduler: their `lr_scheduler`.
             steps_per_epoch: how many steps are an epoch; left out, the whole training is one.
             thread: call them in a worker thread, because they block.
+
+        Raises:
+            InvalidArgumentError: no callbacks or arguments, or a part of a training whose length is unknown.
         """
         super().__init__(values, steps_per_epoch, thread)
         check_instance(args, _hf.TrainingArguments, "args")
         self._args = args
+        epochs = math.inf if steps_per_epoch is None else args.num_train_epochs * steps_per_epoch
+        self._max_steps: float = args.max_steps if args.max_steps > 0 else epochs if epochs == math.inf else math.ceil(epochs)
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            if self._max_steps == math.inf and 0 < (getattr(args, name) or 0) < 1:
+                raise InvalidArgumentError(
+                    f"{name} is {getattr(args, name)}, a part of a training of unknown length; give steps_per_epoch, or max_steps"
+                )
         given = checked_objects(callbacks, _hf.TrainerCallback, "callbacks")
-        self._handler: Any = _hf.CallbackHandler([_hf.DefaultFlowCallback(), *given], model, None, None, None)
+        self._handler: Any = _hf.CallbackHandler([_hf.DefaultFlowCallback(), *given], model, None, optimizer, lr_scheduler)
         self._call_all("on_init_end")
 
     def _reset(self) -> None:
@@ -80,8 +93,7 @@ class TrainerCallbacks(CallbacksHook):
         """The `TrainerState` of the session, or of the last one."""
         self._control: Any = _hf.TrainerControl()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the `TrainerState`, with the states of callbacks."""
+    def _state(self) -> dict[str, Any]:
         return dataclasses.asdict(dataclasses.replace(self.state, stateful_callbacks=self._stateful()))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -101,13 +113,27 @@ class TrainerCallbacks(CallbacksHook):
         return bool(self._control.should_training_stop)
 
     def _call_all(self, event: str, **kwargs: Any) -> None:
+        usual = dataclasses.replace(self._control)  # and what the arguments ask for, which is documented
         self._control = getattr(self._handler, event)(self._args, self.state, self._control, **kwargs)
+        getattr(self._handler.callbacks[0], event)(self._args, self.state, usual)
+        for request in ("should_epoch_stop", "should_evaluate", "should_save"):
+            if getattr(self._control, request) and not getattr(usual, request):
+                self._warn_once(f"control.{request} of a callback has no effect in a session; use a hook of the session for that")
 
     def _train_begin(self, step: int) -> None:
         self.state.global_step = step
-        self.state.max_steps = self._args.max_steps if self._args.max_steps > 0 else float("inf")
-        self.state.compute_steps(self._args, self.state.max_steps)
+        self.state.max_steps = self._max_steps
+        self.state.num_train_epochs = math.ceil(self._args.num_train_epochs)
+        self.state.train_batch_size = self._args.train_batch_size
+        self.state.compute_steps(self._args, self._max_steps)
         self._call_all("on_train_begin")
+        if step >= self._max_steps:
+            self._end_training()
+
+    def _end_training(self) -> None:
+        limit = "max_steps" if self._args.max_steps > 0 else "num_train_epochs"
+        self._control.should_training_stop = True
+        self._stopped_by = f"{limit}={getattr(self._args, limit)} of the TrainingArguments"
 
     def _epoch_begin(self, epoch: int) -> None:
         self.state.epoch = float(epoch)
@@ -122,6 +148,8 @@ class TrainerCallbacks(CallbacksHook):
         if self._steps_per_epoch is not None:
             self.state.epoch = (step + 1) / self._steps_per_epoch
         self._call_all("on_step_end")
+        if self.state.global_step >= self._max_steps:
+            self._end_training()
         if self._control.should_log:
             self._log(logs)
 
@@ -160,10 +188,6 @@ class HooksForTrainer(HooksInLoop, _TrainerCallback):
     They fetch what the Trainer logs (`loss`, `grad_norm`, `learning_rate`) in the steps that it logs: after every step with
     `logging_steps=1`. It knows no loss of a step besides.
     """
-
-    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
-        """Take the hooks; nothing is started."""
-        HooksInLoop.__init__(self, hooks)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the session, at the step at which the training starts."""

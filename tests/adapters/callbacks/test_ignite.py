@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ignite.engine import Engine, Events
+from ignite.handlers import BasicTimeProfiler
 from ignite.metrics import RunningAverage
 
 import aiohooks as ah
@@ -87,6 +88,61 @@ async def test_a_terminated_engine_may_skip_its_last_event(skip_completed: bool)
     async with ah.AsyncMonitoredSession(losses(), [IgniteHandlers(engine)]) as session:
         await session.run(())
     assert seen == ["TERMINATE", *["COMPLETED"][skip_completed:]]
+
+
+async def test_an_interrupt_is_what_it_is_in_run() -> None:
+    """It stops the session; `INTERRUPT` is the last event, and a later run or session begins without it."""
+    seen = list[list[str]]()
+    for kind in ("run", "session"):
+        engine, events = ignite_engine(), list[str]()
+        for event in (*IN_A_SESSION, Events.INTERRUPT):
+            engine.add_event_handler(event, events.append, event.name)
+        engine.add_event_handler(Events.ITERATION_COMPLETED(once=3), engine.interrupt)
+        seen.append(events)
+        if kind == "run":
+            engine.run(range(2), max_epochs=2)
+            continue
+        async with ah.AsyncMonitoredSession(losses(), [IgniteHandlers(engine, steps_per_epoch=2)]) as session:
+            async for _ in session.steps():
+                pass
+        assert session.global_step.latest.step == 3
+    assert seen[0] == seen[1]
+    assert seen[0][-1] == "INTERRUPT"
+
+
+async def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Handlers of events that only an engine fires are named, and so is the end of a single epoch; the session continues."""
+    engine = Engine(lambda engine, batch: None)
+    engine.add_event_handler(Events.GET_BATCH_STARTED | Events.DATALOADER_STOP_ITERATION, lambda: None)
+    engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: engine.terminate_epoch())
+    async with ah.AsyncMonitoredSession(losses(), [IgniteHandlers(engine), ah.StopAtStepHook(last_step=3)]) as session:
+        async for _ in session.steps():
+            pass
+    logged = [record.message for record in caplog.records if record.message.startswith("IgniteHandlers")]
+    assert len(logged) == 2
+    assert "handlers of GET_BATCH_STARTED, DATALOADER_STOP_ITERATION are not called" in logged[0]
+    assert "terminate_epoch() has no effect" in logged[1]
+
+
+@pytest.mark.parametrize("max_epochs", [None, 2])
+async def test_a_profiler_needs_the_length_of_the_training(max_epochs: int | None) -> None:
+    """It works if it is known; its error says how otherwise."""
+    engine, profiler = Engine(lambda engine, batch: None), BasicTimeProfiler()
+    profiler.attach(engine)
+    engine.state.max_epochs = max_epochs
+
+    async def train() -> None:
+        async with ah.AsyncMonitoredSession(losses(), [IgniteHandlers(engine, steps_per_epoch=2)]) as session:
+            for _ in range(4):
+                await session.run(())
+
+    if max_epochs is None:
+        with pytest.raises(TypeError) as raised:
+            await train()
+        assert "set engine.state.max_epochs before" in raised.value.__notes__[0]
+    else:
+        await train()
+        assert profiler.get_results()["processing_stats"]["total"] >= 0
 
 
 @pytest.mark.parametrize("answer", ["swallow", "raise", "replace"])

@@ -39,23 +39,44 @@ class Recording(keras.callbacks.Callback):  # type: ignore[misc]
         self.record.append(("batch_begin", batch, logs))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.record.append(("batch_end", batch, dict(logs)))
+        self.record.append(("batch_end", batch, rounded(logs)))
         self.left -= 1
         if not self.left:
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.record.append(("epoch_end", epoch, dict(logs)))
+        self.record.append(("epoch_end", epoch, rounded(logs)))
 
     def on_train_end(self, logs: Any = None) -> None:
-        self.record.append(("train_end", dict(logs)))
+        self.record.append(("train_end", rounded(logs)))
+
+
+def rounded(logs: Any) -> dict[str, float]:
+    """Return logs as far as Keras computes them, in 32 bits."""
+    return {name: round(float(value), 6) for name, value in logs.items()}
+
+
+class MeanModel(KerasModel):
+    """A model that tracks its loss, as those do that Keras compiles: its logs are means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tracked = keras.metrics.Mean("loss")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracked]
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        self.tracked.update_state(super().train_step(data)["loss"])
+        return {"loss": self.tracked.result()}
 
 
 @pytest.mark.parametrize("stop_after", [100, 4, 5])
 async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
     """Calls, epochs, batches and logs are the same, also when it stops at the end or in the middle of an epoch."""
     in_fit, in_session = Recording(stop_after), Recording(stop_after)
-    fit_keras(KerasModel(), [in_fit], 2, epochs=3)
+    fit_keras(MeanModel(), [in_fit], 2, epochs=3)
     hook = KerasCallbacks([in_session], ["loss"], steps_per_epoch=2)
     async with ah.AsyncMonitoredSession(losses(), [hook, ah.StopAtStepHook(last_step=6)]) as session:
         async for _ in session.steps():
@@ -129,7 +150,7 @@ async def test_the_evaluation_at_the_end_is_passed_on(is_first: bool, caplog: py
 
 
 async def test_logs_have_the_metrics_of_other_hooks() -> None:
-    """What hooks add in the run is in the logs, wherever they are in the list; without epochs there is one."""
+    """What hooks add in the run is in the logs as it is, wherever they are in the list; without epochs there is one."""
 
     @ah.hook("after_run")
     async def measure(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
@@ -140,7 +161,7 @@ async def test_logs_have_the_metrics_of_other_hooks() -> None:
         await session.run(())
         await session.run(())
     ends = [one for one in recording.record if one[0].endswith("_end")]
-    of_last = {"cost": 0.5, "speed": 20}
+    of_last = {"cost": 0.75, "speed": 20}
     assert ends == [
         *[("batch_end", 0, {"cost": 1.0, "speed": 10}), ("batch_end", 1, of_last)],
         *[("epoch_end", 0, of_last), ("train_end", of_last)],
@@ -178,6 +199,29 @@ async def test_a_resumed_session_continues_with_its_epoch() -> None:
     assert [one[:2] for one in recording.record[1:-1]] == [
         *[("epoch_begin", 2), ("batch_begin", 1), ("batch_end", 1), ("epoch_end", 2)]
     ]
+
+
+@pytest.mark.parametrize("cut", range(1, 6))
+async def test_an_epoch_that_is_resumed_has_the_means_of_all_its_steps(tmp_path: Path, cut: int) -> None:
+    """Wherever the run is cut, the logs of its epochs are those of a run in one go."""
+
+    async def train(folder: Path, last_step: int) -> list[Any]:
+        recording = Recording()
+        callbacks = KerasCallbacks([recording], ["loss"], steps_per_epoch=3)
+        hooks = [callbacks, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
+        async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(step, checkpoint_dir=folder), hooks) as session:
+            async for _ in session.steps():
+                made.append(session.global_step.latest.step)
+        return [one for one in recording.record if one[0] == "epoch_end" and made[-1] // 3 > one[1]]
+
+    async def step() -> dict[str, float]:
+        return {"loss": float(len(made) ** 2)}
+
+    made = list[int]()
+    whole = await train(tmp_path / "whole", 6)
+    made = []
+    assert [*await train(tmp_path / "cut", cut), *await train(tmp_path / "cut", 6)] == whole
+    assert [one[1] for one in whole] == [0, 1]
 
 
 async def test_a_step_of_another_worker_may_end_an_epoch() -> None:

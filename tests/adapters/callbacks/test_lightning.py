@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
 
 import aiohooks as ah
 from aiohooks.adapters.lightning import HooksForLightning, LightningCallbacks
@@ -97,6 +98,113 @@ async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
             pass
     assert in_session.record == in_fit.record
     assert session.global_step.latest.step == min(stop_after, 6)
+
+
+class Logs(Logger):  # type: ignore[misc]
+    """Keeps what it gets."""
+
+    name = version = "logs"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record: list[Any] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.record.append((step, {name: pytest.approx(float(value)) for name, value in metrics.items()}))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is asked for these."""
+
+    def finalize(self, status: str) -> None:
+        self.record.append(status)
+
+
+class LoggingModule(LightningModule):
+    """Logs once more in its step, by step and by epoch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("twice", 2.0 * batch_idx, on_step=True, on_epoch=True, batch_size=1)
+        return super().training_step(batch, batch_idx)
+
+
+class LogsItself(Callback):  # type: ignore[misc]
+    """Logs by itself and by the module, once by step and once by epoch."""
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.log("batches", float(trainer.fit_loop.total_batch_idx))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.log("epochs", float(trainer.current_epoch))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+async def test_loggers_get_what_they_get_in_fit(every: int) -> None:
+    """Of the module, of callbacks, and of Lightning's own: the same metrics at the same steps, as often as the Trainer says."""
+
+    def trainer() -> Any:
+        options = {"logger": Logs(), "log_every_n_steps": every, "max_epochs": 3}
+        return lightning_trainer([LearningRateMonitor(), LogsItself()], **options)
+
+    in_fit, in_session, module = trainer(), trainer(), LoggingModule()
+    in_fit.fit(LoggingModule(), loader(4))
+    optimizer = module.configure_optimizers()
+
+    async def step(batch: Any) -> dict[str, Any]:
+        return {"loss": module.training_step(batch, int(batch))}
+
+    hook = LightningCallbacks(in_session, module, optimizers=[optimizer], steps_per_epoch=4)
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        async for _ in session.steps(feeds=list(loader(4)) * 3):
+            pass
+    assert in_session.logger.record == in_fit.logger.record
+    assert in_session.logger.record[-1] == "success"
+    assert in_session.callback_metrics.keys() == in_fit.callback_metrics.keys()
+
+
+async def test_loggers_get_values_and_results() -> None:
+    """At the step to which they belong, beside the epoch; a session that fails says so."""
+    logger, error = Logs(), LookupError("a step")
+    trainer = lightning_trainer([], logger=logger, log_every_n_steps=2)
+    hook = LightningCallbacks(trainer, LightningModule(), ["loss"], steps_per_epoch=4)
+
+    async def fail() -> None:
+        async with ah.AsyncMonitoredSession(losses(), [hook], global_step=ah.MemoryStepStore(4)) as session:
+            await session.run(())
+            hook.report(6, {"accuracy": 0.5})
+            await session.run(())
+            raise error
+
+    with pytest.raises(LookupError):
+        await fail()
+    assert logger.record == [(5, {"loss": 0.5, "epoch": 1}), (5, {"accuracy": 0.5, "epoch": 1}), "failed"]
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, cut: int) -> None:
+    """With the same epochs, the same best value and the same checkpoints of its callbacks."""
+
+    async def train(folder: Path, last_step: int) -> list[Any]:
+        stopping = EarlyStopping("loss", patience=2)
+        saving = ModelCheckpoint(folder / "saved", monitor="loss", every_n_train_steps=2, save_top_k=2)
+        trainer = lightning_trainer([stopping, saving, Starts()], enable_checkpointing=True)
+        callbacks = LightningCallbacks(trainer, LightningModule(), ["loss"], steps_per_epoch=2)
+        hooks = [callbacks, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
+        async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(step, checkpoint_dir=folder), hooks) as session:
+            async for _ in session.steps():
+                pass
+        best = sorted(Path(path).name for path in saving.best_k_models)
+        return [session.global_step.latest.step, trainer.current_epoch, float(stopping.best_score), best]
+
+    class Starts(Callback):  # type: ignore[misc]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            assert trainer.current_epoch == trainer.global_step // 2
+
+    async def step(global_step: int) -> dict[str, float]:
+        return {"loss": abs(global_step - 3.0)}
+
+    whole = await train(tmp_path / "whole", 100)
+    await train(tmp_path / "cut", cut)
+    assert await train(tmp_path / "cut", 100) == whole
 
 
 async def test_a_result_is_a_validation() -> None:

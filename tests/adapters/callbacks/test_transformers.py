@@ -15,6 +15,7 @@ from aiohooks.adapters.transformers import HooksForTrainer, TrainerCallbacks
 from aiohooks.hooks import Evaluation
 from aiohooks.testing import RecordingHook
 from tests.adapters.callbacks.loops import StepsHook, TrainerModel, losses, train_trainer, trainer_arguments
+from tests.support.checks import refused
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -51,21 +52,30 @@ class Recording(TrainerCallback):  # type: ignore[misc]
         (100, {"max_steps": 5}),
         (100, {"logging_steps": 2, "logging_first_step": True}),
         (100, {"logging_strategy": "epoch"}),
+        (100, {"num_train_epochs": 2}),
+        (100, {"num_train_epochs": 1.5, "logging_steps": 0.34}),
+        (100, {"max_steps": 4, "logging_steps": 0.5}),
     ],
 )
 async def test_a_callback_sees_what_it_sees_in_train(stop_after: int, options: dict[str, Any]) -> None:
     """Calls, state and control are the same, also when it or the arguments stop the training, and whenever they log."""
     in_train, in_session = Recording(stop_after), Recording(stop_after)
-    train_trainer(TrainerModel(), [in_train], 2, **{"num_train_epochs": 3, **options})
+    options = {"num_train_epochs": 3, **options}
+    train_trainer(TrainerModel(), [in_train], 2, **options)
     hook = TrainerCallbacks([in_session], trainer_arguments(**options), ["loss"], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(losses(), [hook, ah.StopAtStepHook(last_step=6)]) as session:
+    async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
         async for _ in session.steps():
             pass
     if options.get("logging_steps", 1) == 1 and "logging_strategy" not in options:
         assert [one[:4] for one in in_session.record] == [(*one[:3], one[3] and pytest.approx(one[3])) for one in in_train.record]
     else:  # a Trainer logs means of the steps since it logged
         assert [one[:3] for one in in_session.record] == [one[:3] for one in in_train.record]
-    assert session.global_step.latest.step == min(stop_after, options.get("max_steps", 6))
+    last = options.get("max_steps", 2 * options["num_train_epochs"])
+    assert session.global_step.latest.step == min(stop_after, last)
+    if stop_after > last:
+        limit = "max_steps" if "max_steps" in options else "num_train_epochs"
+        assert session.stop_reason == f"{limit}={options[limit]} of the TrainingArguments has requested it"
+    assert hook.state.max_steps == last
 
 
 EVALUATING = {"metric_for_best_model": "eval_loss", "greater_is_better": False, "eval_strategy": "steps", "eval_steps": 2}
@@ -152,6 +162,64 @@ async def test_a_resumed_session_continues_with_its_state(tmp_path: Path, of_cal
     assert await train(second, results[2:], 10) == (8 if of_callbacks else 10)
     assert [one["step"] for one in second.state.log_history if "eval_loss" not in one][:6] == [1, 2, 3, 4, 5, 6]
     assert (second.state.best_metric, second.state.best_global_step) == (0.3, 2)
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, cut: int) -> None:
+    """With the same logs, as the state and the callbacks continue; a training that is over makes no step."""
+    arguments = trainer_arguments(
+        **EVALUATING, restore_callback_states_from_checkpoint=True, num_train_epochs=4, logging_steps=0.25
+    )
+
+    async def train(folder: Path, last_step: int) -> tuple[int, list[Any]]:
+        hook = TrainerCallbacks([EarlyStoppingCallback(2)], arguments, ["loss"], steps_per_epoch=4)
+        evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report, at_end=False)
+        creator = ah.ChiefSessionCreator(step, checkpoint_dir=folder)
+        hooks = [evaluator, hook, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+            async for _ in session.steps():
+                pass
+        return session.global_step.latest.step, hook.state.log_history
+
+    async def step(global_step: int) -> dict[str, float]:
+        return {"loss": float(global_step)}
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        return {"eval_loss": [3.0, 2.0, 4.0, 5.0][evaluation.step // 2 - 1]}
+
+    whole = await train(tmp_path / "whole", 100)
+    assert whole[0] == 8
+    await train(tmp_path / "cut", cut)
+    assert await train(tmp_path / "cut", 100) == whole
+    over = TrainerCallbacks([], trainer_arguments(max_steps=8))
+    async with ah.AsyncMonitoredSession(losses(), [over], global_step=ah.MemoryStepStore(8)) as session:
+        assert session.should_stop()
+
+
+@pytest.mark.parametrize("option", ["logging_steps", "eval_steps", "save_steps"])
+def test_a_part_of_an_unknown_length_is_refused(option: str) -> None:
+    """When the hook is made, with what to give."""
+    with refused(ah.errors.InvalidArgumentError, f"{option} is 0.25", "give steps_per_epoch, or max_steps"):
+        TrainerCallbacks([], trainer_arguments(**{option: 0.25}))
+
+
+async def test_what_a_callback_asks_for_in_vain_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not what the arguments ask for; and callbacks get the optimizer and the scheduler that the hook was given."""
+    given: list[Any] = []
+
+    class Asks(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            given.append((kwargs["optimizer"], kwargs["lr_scheduler"]))
+            control.should_epoch_stop = control.should_save = True
+
+    arguments = trainer_arguments(eval_strategy="steps", eval_steps=1, max_steps=3)
+    hook = TrainerCallbacks([Asks()], arguments, optimizer="optimizer", lr_scheduler="scheduler")
+    async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
+        async for _ in session.steps():
+            pass
+    logged = [record.message for record in caplog.records if "has no effect in a session" in record.message]
+    assert [message.split()[1] for message in logged] == ["control.should_epoch_stop", "control.should_save"]
+    assert given == [("optimizer", "scheduler")] * 3
 
 
 async def test_a_step_begins_at_the_step_of_the_session() -> None:
