@@ -207,6 +207,9 @@ class HooksInLoop:
     need not call anything then. Nothing is repeated: a session like this does not recover.
     """
 
+    _stop_flag: ClassVar[str]
+    """The attribute of an object of the framework by which it stops."""
+
     def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
         """Take the hooks; nothing is started."""
         super().__init__()  # a callback of the framework
@@ -231,31 +234,37 @@ class HooksInLoop:
         self._portal = self._session = None
         return self._exits.__exit__(kind, error, traceback)
 
-    def _train(self, step: int) -> bool:
-        """Open the session, unless it is open, after `step` steps; return whether the framework is to stop."""
+    def _stop(self, owner: Any) -> None:
+        setattr(owner, self._stop_flag, True)
+
+    def _train(self, step: int, owner: Any) -> None:
+        """Open the session, unless it is open, after `step` steps; stop the framework, by its `owner`, if it is to stop."""
         portal = self._open_portal()
         if self._session is None:
             session = AsyncSingularMonitoredSession(self._framework_step, self._hooks, global_step=MemoryStepStore(step))
             self._exits.enter_context(portal.wrap_async_context_manager(session))
             self._exits.callback(portal.call, self._drop_run)
             self._session = session
-        return self._session.should_stop()
+        if self._session.should_stop():
+            self._stop(owner)
 
-    def _begin_step(self) -> bool:
-        """Begin a run, unless the framework is to stop; return that. A step that was begun before and has not ended is no run."""
+    def _begin_step(self, owner: Any) -> None:
+        """Begin a run, unless the framework is to stop. A step that was begun before and has not ended is no run."""
         portal, session = self._open_portal(), self._open_session()
         if self._run is not None:
             portal.call(self._drop_run)
         if not session.should_stop():
             portal.call(self._begin_run, session)
-        return self._run is None  # a stop that is requested before a run does not end it
+        if self._run is None:  # a stop that is requested before a run does not end it
+            self._stop(owner)
 
-    def _end_step(self, values: Mapping[str, Any]) -> bool:
-        """End the run, if there is one, with the values that hooks fetch; return whether the framework is to stop."""
+    def _end_step(self, values: Mapping[str, Any], owner: Any) -> None:
+        """End the run, if there is one, with the values that hooks fetch; stop the framework if it is to stop."""
         session = self._open_session()
         if self._run is not None:
             self._open_portal().call(self._end_run, dict(values))
-        return session.should_stop()
+        if session.should_stop():
+            self._stop(owner)
 
     def _open_portal(self) -> BlockingPortal:
         if self._portal is None:

@@ -146,16 +146,15 @@ class HooksForIgnite(HooksInLoop):
         return self
 
     def _started(self) -> None:
-        self._terminate_if(self._train(self.engine.state.iteration))
+        self._train(self.engine.state.iteration, self.engine)
 
     def _iteration_started(self) -> None:
-        self._terminate_if(self._begin_step())
+        self._begin_step(self.engine)
 
     def _iteration_completed(self) -> None:
         state = self.engine.state
         output = state.output if isinstance(state.output, Mapping) else {"output": state.output}
-        self._terminate_if(self._end_step({**state.metrics, **output}))
+        self._end_step({**state.metrics, **output}, self.engine)
 
-    def _terminate_if(self, stop: bool) -> None:
-        if stop:
-            self.engine.terminate()
+    def _stop(self, owner: Any) -> None:
+        owner.terminate()

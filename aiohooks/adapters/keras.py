@@ -134,19 +134,16 @@ class HooksForKeras(HooksInLoop, _Callback):
 
     if TYPE_CHECKING:
         model: Any
-
-    def _stop_if(self, stop: bool) -> None:
-        if stop:
-            self.model.stop_training = True
+    _stop_flag = "stop_training"
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Open the session, at the number of steps that the optimizer has made."""
-        self._stop_if(self._train(int(self.model.optimizer.iterations)))
+        self._train(int(self.model.optimizer.iterations), self.model)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin a run."""
-        self._stop_if(self._begin_step())
+        self._begin_step(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """End the run."""
-        self._stop_if(self._end_step(logs or {}))
+        self._end_step(logs or {}, self.model)

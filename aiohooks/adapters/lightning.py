@@ -86,7 +86,6 @@ class LightningCallbacks(CallbacksHook):
     def _reset(self) -> None:
         super()._reset()
         self._restored: Mapping[str, Any] = {}
-        self._logged: dict[str, Any] = {}
 
     def _state(self) -> dict[str, Any]:
         return {one.state_key: state for one in self.trainer.callbacks if (state := one.state_dict())}
@@ -114,10 +113,11 @@ class LightningCallbacks(CallbacksHook):
     def _set_step(self, step: int) -> None:
         self._epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
 
-    def _set_metrics(self, metrics: Mapping[str, Any]) -> None:
+    def _set_metrics(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Set the metrics that callbacks look at, and return those for loggers."""
         tensors: dict[str, Any] = _convert({name: one for name, one in metrics.items() if not isinstance(one, str)}, "cpu")
-        self._logged = {name: tensor for name, tensor in tensors.items() if tensor.numel() == 1}
         self.trainer.callback_metrics.update({name: tensor.to(self.module.device) for name, tensor in tensors.items()})
+        return {name: tensor for name, tensor in tensors.items() if tensor.numel() == 1}
 
     def _train_begin(self, step: int) -> None:
         self.trainer.strategy.connect(self.module)
@@ -161,8 +161,7 @@ class LightningCallbacks(CallbacksHook):
 
     def _step_end(self, step: int, logs: dict[str, Any]) -> None:
         self._set_step(step + 1)
-        self._set_metrics(logs)
-        logged = self._logged
+        logged = self._set_metrics(logs)
         self._call_all("on_train_batch_end", logs, *self._batch)
         self._logger.on_batch_end()
         if self._logger.should_update_logs:
@@ -176,10 +175,10 @@ class LightningCallbacks(CallbacksHook):
         self.trainer.validating = True
         self._call_all("on_validation_start")
         self._call_all("on_validation_epoch_start")
-        self._set_metrics(result)
+        logged = self._set_metrics(result)
         self._call_all("on_validation_epoch_end")
         self._call_all("on_validation_end")
-        self._logger.log_metrics({**self._logger.metrics["log"], **self._logged})
+        self._logger.log_metrics({**self._logger.metrics["log"], **logged})
         self.trainer.training = True
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
@@ -218,20 +217,17 @@ class HooksForLightning(HooksInLoop, _Callback):
     They fetch the keys of `outputs` and of `trainer.callback_metrics`, which are tensors.
     """
 
+    _stop_flag = "should_stop"
+
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session, at the batch at which the training starts."""
-        _stop_if(self._train(trainer.fit_loop.total_batch_idx + 1), trainer)
+        self._train(trainer.fit_loop.total_batch_idx + 1, trainer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Begin a run."""
-        _stop_if(self._begin_step(), trainer)
+        self._begin_step(trainer)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """End the run."""
         of_step = outputs if isinstance(outputs, Mapping) else {}
-        _stop_if(self._end_step({**trainer.callback_metrics, **of_step}), trainer)
-
-
-def _stop_if(stop: bool, trainer: Any) -> None:
-    if stop:
-        trainer.should_stop = True
+        self._end_step({**trainer.callback_metrics, **of_step}, trainer)

@@ -189,30 +189,27 @@ class HooksForTrainer(HooksInLoop, _TrainerCallback):
     `logging_steps=1`. It knows no loss of a step besides.
     """
 
+    _stop_flag = "should_training_stop"
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the session, at the step at which the training starts."""
-        _stop_if(self._train(state.global_step), control)
+        self._train(state.global_step, control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a run."""
-        self._end_step({})  # see `on_train_end`
-        _stop_if(self._begin_step(), control)
+        self._end_step({}, control)  # see `on_train_end`
+        self._begin_step(control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run, unless the Trainer will log this step."""
         if not control.should_log:
-            _stop_if(self._end_step({}), control)
+            self._end_step({}, control)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """End the run with the values that are logged."""
         if self._run is not None:
-            _stop_if(self._end_step(logs or {}), control)
+            self._end_step(logs or {}, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the last run, in a Trainer whose `log` calls no callbacks."""
-        self._end_step({})
-
-
-def _stop_if(stop: bool, control: Any) -> None:
-    if stop:
-        control.should_training_stop = True
+        self._end_step({}, control)

@@ -137,31 +137,32 @@ def _host_reply(hosts: list[str]) -> JsonReply:
 
 
 def _is_test_client(scope: Mapping[str, Any]) -> bool:
-    return tuple(str((scope.get(side) or ("",))[0]) for side in ("client", "server")) == _TEST_CLIENT
+    return (_name_of(scope, "client"), _name_of(scope, "server")) == _TEST_CLIENT
+
+
+def _name_of(scope: Mapping[str, Any], side: str) -> str:
+    return str((scope.get(side) or ("",))[0])  # the client of a unix socket has none
 
 
 def _reason_not_local(scope: Mapping[str, Any]) -> str | None:
-    """Return why the request was not made on this machine, or None if both sides of the connection are a loopback address."""
+    """Return why the request may come from elsewhere, or None if both sides of the connection are on this machine."""
     forwarded = [name.decode("latin-1") for name in _headers(scope) if _OF_PROXIES.fullmatch(name)]
     if forwarded:  # by a proxy, which may be on this machine, for a client anywhere
         return f"the request was forwarded (it has {safe_text(', '.join(forwarded), 200)})"
-    if _is_test_client(scope):
-        return None
     # The server's own side counts, and the client's as well: servers replace that by what a proxy says.
-    for side in ("server", "client"):
-        at = scope.get(side)
-        if at is not None and not _is_loopback(str(at[0])):
-            return f"the {side}'s address is {safe_text(str(at[0]), 100)}"
+    for side, in_process in (("server", ""), ("client", _TEST_CLIENT[0])):
+        name = _name_of(scope, side)
+        if name not in ("", "localhost", in_process) and not _is_loopback(name) and not _is_test_client(scope):
+            return f"the {side}'s address is {safe_text(name, 100)}"
     return None
 
 
 def _is_loopback(name: str) -> bool:
-    if name.startswith("/") or name in ("", "localhost", _TEST_CLIENT[0]):
-        return True  # a unix socket has a path, and its client no address
+    """Return whether this is the address of a loopback connection, or the path of a unix socket."""
     address = _parse_address(name)
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
-    return address is not None and address.is_loopback
+    return name.startswith("/") or (address is not None and address.is_loopback)
 
 
 _MAX_LENGTH = 500
