@@ -99,7 +99,8 @@ class IgniteHandlers(CallbacksHook):
         self.engine.state.metrics.update(result)
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        if not self._has_asked_to_stop():  # an engine that terminates completes no epoch
+        is_cut = self._has_ended and self.engine.state.iteration % (self._steps_per_epoch or 1)
+        if not is_cut and not self._has_asked_to_stop():  # an engine completes whole epochs only
             self.engine.fire_event(_events.EPOCH_COMPLETED)
 
     def _train_end(self, logs: dict[str, Any]) -> None:

@@ -179,17 +179,20 @@ async def test_loggers_get_values_and_results() -> None:
     assert logger.record == [(5, {"loss": 0.5, "epoch": 1}), (5, {"accuracy": 0.5, "epoch": 1}), "failed"]
 
 
+@pytest.mark.parametrize("by", ["restart", "recovery"])
 @pytest.mark.parametrize("cut", range(1, 8))
-async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, cut: int) -> None:
-    """With the same epochs, the same best value and the same checkpoints of its callbacks."""
+async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, by: str, cut: int) -> None:
+    """With the same epochs, the same best value and the same checkpoints; callbacks get their states after `setup`."""
 
-    async def train(folder: Path, last_step: int) -> list[Any]:
+    async def train(folder: Path, last_step: int = 100, *hooks: ah.SessionRunHook) -> list[Any]:
         stopping = EarlyStopping("loss", patience=2)
         saving = ModelCheckpoint(folder / "saved", monitor="loss", every_n_train_steps=2, save_top_k=2)
         trainer = lightning_trainer([stopping, saving, Starts()], enable_checkpointing=True)
         callbacks = LightningCallbacks(trainer, LightningModule(), ["loss"], steps_per_epoch=2)
-        hooks = [callbacks, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
-        async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(step, checkpoint_dir=folder), hooks) as session:
+        saver = ah.CheckpointSaverHook(every=ah.Every(steps=1 if hooks else 100))
+        creator = ah.ChiefSessionCreator(step, checkpoint_dir=folder)
+        stop = ah.StopAtStepHook(last_step=last_step)
+        async with ah.AsyncMonitoredSession(creator, [callbacks, saver, stop, *hooks], recovery=NO_BACKOFF) as session:
             async for _ in session.steps():
                 pass
         best = sorted(Path(path).name for path in saving.best_k_models)
@@ -202,9 +205,13 @@ async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, cu
     async def step(global_step: int) -> dict[str, float]:
         return {"loss": abs(global_step - 3.0)}
 
-    whole = await train(tmp_path / "whole", 100)
-    await train(tmp_path / "cut", cut)
-    assert await train(tmp_path / "cut", 100) == whole
+    whole = await train(tmp_path / "whole")
+    if by == "restart":
+        await train(tmp_path / "cut", cut)
+        assert await train(tmp_path / "cut") == whole
+    else:
+        loses_a_step = FaultInjectionHook({("before_run", cut): ah.AbortedError("lost")})
+        assert await train(tmp_path / "cut", 100, loses_a_step) == whole
 
 
 async def test_a_result_is_a_validation() -> None:
@@ -314,35 +321,6 @@ async def test_a_step_begins_at_the_step_of_the_session() -> None:
         await store.advance(3)
         await session.run(())
     assert [one[1] for one in recording.record if one[0] == "batch_start"] == [0, 4]
-
-
-async def test_callbacks_continue_with_their_states(tmp_path: Path) -> None:
-    """A checkpoint has what they count: a restart and a recovery continue with it; callbacks get it after their `setup`."""
-
-    async def train(last_step: int, hook: ah.SessionRunHook) -> tuple[Any, Any, int]:
-        accuracies = iter([0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
-
-        async def step() -> dict[str, float]:
-            return {"accuracy": next(accuracies)}
-
-        stopping = EarlyStopping("accuracy", patience=3, mode="max")
-        saving = ModelCheckpoint(monitor="accuracy", mode="max", save_on_train_epoch_end=True)
-        trainer = lightning_trainer([stopping, saving], enable_checkpointing=True)
-        callbacks = LightningCallbacks(trainer, LightningModule(), ["accuracy"], steps_per_epoch=1)
-        hooks = [callbacks, ah.CheckpointSaverHook(every=ah.Every(steps=2)), ah.StopAtStepHook(last_step=last_step), hook]
-        creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path / "session")
-        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-            async for _ in session.steps():
-                pass
-        return stopping, saving, session.global_step.latest.step
-
-    stopping, saving, last = await train(2, ah.SessionRunHook())
-    assert (stopping.wait_count, float(stopping.best_score), last) == (1, 0.5, 2)
-    best = saving.best_model_path
-    loses_step_3 = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-    stopping, saving, last = await train(9, loses_step_3)
-    assert (stopping.wait_count, float(stopping.best_score), last) == (3, 0.5, 4)
-    assert saving.best_model_path == best != ""
 
 
 def test_hooks_fetch_what_the_module_logs() -> None:
