@@ -142,6 +142,8 @@ class LightningCallbacks(CallbacksHook):
         self._call_all("on_train_start")
 
     def _epoch_begin(self, epoch: int) -> None:
+        if self._logger._first_loop_iter is not None:  # a recovery begins the epoch again
+            self._logger.reset_results()
         self.trainer.fit_loop.epoch_progress.current.completed = epoch
         self._call_all("on_train_epoch_start")
 

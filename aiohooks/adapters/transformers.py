@@ -123,7 +123,8 @@ class TrainerCallbacks(CallbacksHook):
     def _train_begin(self, step: int) -> None:
         self.state.global_step = step
         self.state.max_steps = self._max_steps
-        self.state.num_train_epochs = math.ceil(self._args.num_train_epochs)
+        if self._steps_per_epoch is not None:
+            self.state.num_train_epochs = math.ceil(self._max_steps / self._steps_per_epoch)
         self.state.train_batch_size = self._args.train_batch_size
         self.state.compute_steps(self._args, self._max_steps)
         self._call_all("on_train_begin")
