@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from ignite.engine import Engine, Events
-from ignite.handlers import BasicTimeProfiler, EarlyStopping
+from ignite.handlers import BasicTimeProfiler
 from ignite.metrics import RunningAverage
 
 import aiohooks as ah
@@ -123,36 +122,6 @@ async def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixtur
     assert len(logged) == 2
     assert "handlers of GET_BATCH_STARTED, DATALOADER_STOP_ITERATION are not called" in logged[0]
     assert "terminate_epoch() has no effect" in logged[1]
-
-
-@pytest.mark.parametrize("cut", range(1, 8))
-async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, cut: int) -> None:
-    """With handlers whose states are tracked: an epoch is completed once, by its last step."""
-
-    async def train(folder: Path, last_step: int) -> list[Any]:
-        engine, epochs = Engine(lambda engine, batch: None), list[int]()
-        stopping = EarlyStopping(2, lambda engine: -engine.state.output["loss"], engine)
-        engine.add_event_handler(Events.EPOCH_COMPLETED, stopping)
-        engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: epochs.append(engine.state.epoch))
-        scaffold = ah.Scaffold(tracked={"stopping": stopping})
-        hooks = [
-            IgniteHandlers(engine, ["loss"], steps_per_epoch=2),
-            ah.CheckpointSaverHook(),
-            ah.StopAtStepHook(last_step=last_step),
-        ]
-        creator = ah.ChiefSessionCreator(step, scaffold=scaffold, checkpoint_dir=folder)
-        async with ah.AsyncMonitoredSession(creator, hooks) as session:
-            async for _ in session.steps():
-                pass
-        return [*epochs, session.global_step.latest]
-
-    async def step(global_step: int) -> dict[str, float]:
-        return {"loss": abs(global_step - 3.0)}
-
-    *whole, last = await train(tmp_path / "whole", 100)
-    *before, _ = await train(tmp_path / "cut", cut)
-    *after, ended = await train(tmp_path / "cut", 100)
-    assert (before + after, ended) == (whole, last)
 
 
 @pytest.mark.parametrize("max_epochs", [None, 2])

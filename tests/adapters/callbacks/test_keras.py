@@ -201,29 +201,6 @@ async def test_a_resumed_session_continues_with_its_epoch() -> None:
     ]
 
 
-@pytest.mark.parametrize("cut", range(1, 6))
-async def test_an_epoch_that_is_resumed_has_the_means_of_all_its_steps(tmp_path: Path, cut: int) -> None:
-    """Wherever the run is cut, the logs of its epochs are those of a run in one go."""
-
-    async def train(folder: Path, last_step: int) -> list[Any]:
-        recording = Recording()
-        callbacks = KerasCallbacks([recording], ["loss"], steps_per_epoch=3)
-        hooks = [callbacks, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
-        async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(step, checkpoint_dir=folder), hooks) as session:
-            async for _ in session.steps():
-                made.append(session.global_step.latest.step)
-        return [one for one in recording.record if one[0] == "epoch_end" and made[-1] // 3 > one[1]]
-
-    async def step() -> dict[str, float]:
-        return {"loss": float(len(made) ** 2)}
-
-    made = list[int]()
-    whole = await train(tmp_path / "whole", 6)
-    made = []
-    assert [*await train(tmp_path / "cut", cut), *await train(tmp_path / "cut", 6)] == whole
-    assert [one[1] for one in whole] == [0, 1]
-
-
 async def test_a_step_of_another_worker_may_end_an_epoch() -> None:
     """Where workers share the steps, an epoch ends at the latest when the next one begins."""
     recording, steps = Recording(), ah.MemoryStepStore()

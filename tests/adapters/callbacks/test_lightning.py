@@ -13,9 +13,8 @@ from lightning.pytorch.loggers.logger import Logger
 import aiohooks as ah
 from aiohooks.adapters.lightning import HooksForLightning, LightningCallbacks
 from aiohooks.hooks import Evaluation
-from aiohooks.testing import FaultInjectionHook, RecordingHook
+from aiohooks.testing import RecordingHook
 from tests.adapters.callbacks.loops import LightningModule, StepsHook, lightning_trainer, loader, losses
-from tests.support.sessions import NO_BACKOFF
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -177,41 +176,6 @@ async def test_loggers_get_values_and_results() -> None:
     with pytest.raises(LookupError):
         await fail()
     assert logger.record == [(5, {"loss": 0.5, "epoch": 1}), (5, {"accuracy": 0.5, "epoch": 1}), "failed"]
-
-
-@pytest.mark.parametrize("by", ["restart", "recovery"])
-@pytest.mark.parametrize("cut", range(1, 8))
-async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, by: str, cut: int) -> None:
-    """With the same epochs, the same best value and the same checkpoints; callbacks get their states after `setup`."""
-
-    async def train(folder: Path, last_step: int = 100, *hooks: ah.SessionRunHook) -> list[Any]:
-        stopping = EarlyStopping("loss", patience=2)
-        saving = ModelCheckpoint(folder / "saved", monitor="loss", every_n_train_steps=2, save_top_k=2)
-        trainer = lightning_trainer([stopping, saving, Starts()], enable_checkpointing=True)
-        callbacks = LightningCallbacks(trainer, LightningModule(), ["loss"], steps_per_epoch=2)
-        saver = ah.CheckpointSaverHook(every=ah.Every(steps=1 if hooks else 100))
-        creator = ah.ChiefSessionCreator(step, checkpoint_dir=folder)
-        stop = ah.StopAtStepHook(last_step=last_step)
-        async with ah.AsyncMonitoredSession(creator, [callbacks, saver, stop, *hooks], recovery=NO_BACKOFF) as session:
-            async for _ in session.steps():
-                pass
-        best = sorted(Path(path).name for path in saving.best_k_models)
-        return [session.global_step.latest.step, trainer.current_epoch, float(stopping.best_score), best]
-
-    class Starts(Callback):  # type: ignore[misc]
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            assert trainer.current_epoch == trainer.global_step // 2
-
-    async def step(global_step: int) -> dict[str, float]:
-        return {"loss": abs(global_step - 3.0)}
-
-    whole = await train(tmp_path / "whole")
-    if by == "restart":
-        await train(tmp_path / "cut", cut)
-        assert await train(tmp_path / "cut") == whole
-    else:
-        loses_a_step = FaultInjectionHook({("before_run", cut): ah.AbortedError("lost")})
-        assert await train(tmp_path / "cut", 100, loses_a_step) == whole
 
 
 async def test_a_result_is_a_validation() -> None:

@@ -164,33 +164,8 @@ async def test_a_resumed_session_continues_with_its_state(tmp_path: Path, of_cal
     assert (second.state.best_metric, second.state.best_global_step) == (0.3, 2)
 
 
-@pytest.mark.parametrize("cut", range(1, 8))
-async def test_a_run_that_is_cut_stops_where_a_whole_one_does(tmp_path: Path, cut: int) -> None:
-    """With the same logs, as the state and the callbacks continue; a training that is over makes no step."""
-    arguments = trainer_arguments(
-        **EVALUATING, restore_callback_states_from_checkpoint=True, num_train_epochs=4, logging_steps=0.25
-    )
-
-    async def train(folder: Path, last_step: int) -> tuple[int, list[Any]]:
-        hook = TrainerCallbacks([EarlyStoppingCallback(2)], arguments, ["loss"], steps_per_epoch=4)
-        evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report, at_end=False)
-        creator = ah.ChiefSessionCreator(step, checkpoint_dir=folder)
-        hooks = [evaluator, hook, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
-        async with ah.AsyncMonitoredSession(creator, hooks) as session:
-            async for _ in session.steps():
-                pass
-        return session.global_step.latest.step, hook.state.log_history
-
-    async def step(global_step: int) -> dict[str, float]:
-        return {"loss": float(global_step)}
-
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"eval_loss": [3.0, 2.0, 4.0, 5.0][evaluation.step // 2 - 1]}
-
-    whole = await train(tmp_path / "whole", 100)
-    assert whole[0] == 8
-    await train(tmp_path / "cut", cut)
-    assert await train(tmp_path / "cut", 100) == whole
+async def test_a_training_that_is_over_makes_no_step() -> None:
+    """A session that resumes at its end stops before its first run."""
     over = TrainerCallbacks([], trainer_arguments(max_steps=8))
     async with ah.AsyncMonitoredSession(losses(), [over], global_step=ah.MemoryStepStore(8)) as session:
         assert session.should_stop()
