@@ -78,7 +78,7 @@ class IgniteHandlers(CallbacksHook):
         try:
             self.engine.fire_event(_events.STARTED)
         except TypeError as error:  # of a profiler, which makes room for all iterations
-            add_note(error, "a session knows its length only if you give steps_per_epoch and set engine.state.max_epochs before")
+            add_note(error, "for the length of a session, give steps_per_epoch, and set engine.state.max_epochs before")
             raise
 
     def _epoch_begin(self, epoch: int) -> None:

@@ -12,6 +12,7 @@ with HooksForLightning(hooks) as callback:
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ _module_class: Any = _LightningModule
 _monitoring: Any = (_EarlyStopping, _Checkpoint)
 _trainer_class: Any = _Trainer
 _trainer_fn: Any = _TrainerFn
+_base_callback: Any = _LightningCallback
+_NEVER_CALLED = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 if TYPE_CHECKING:
     _Callback = object
@@ -136,6 +139,9 @@ class LightningCallbacks(CallbacksHook):
         if self._steps_per_epoch is not None:
             self.trainer.fit_loop.max_batches = self._steps_per_epoch
             self.trainer.fit_loop.epoch_progress.current.completed = step // self._steps_per_epoch
+        for callback, name in itertools.product(self.trainer.callbacks, _NEVER_CALLED):
+            if getattr(getattr(callback, name), "__func__", None) is not getattr(_base_callback, name):
+                self._warn_once(f"{name} of {type(callback).__name__} is not called, as it is about the inside of a step")
         self._call_all("setup", _trainer_fn.FITTING)
         self._load_states()
         self._call_all("on_fit_start")
@@ -146,6 +152,8 @@ class LightningCallbacks(CallbacksHook):
             self._logger.reset_results()
         self.trainer.fit_loop.epoch_progress.current.completed = epoch
         self._call_all("on_train_epoch_start")
+        if self.trainer.accumulate_grad_batches != 1:  # by the Trainer, or a callback that has changed it
+            self._warn_once("accumulate_grad_batches has no effect in a session; accumulate in its step")
 
     def _step_begin(self, step: int, index: int, batch: Any) -> None:
         self._batch = batch, index

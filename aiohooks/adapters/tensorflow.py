@@ -131,7 +131,7 @@ class TensorFlowGraph(Graph):
     def element(self, key: object) -> Node:
         """Return the node of a tensor, an operation, a variable or a name.
 
-        `"loss"` means the tensor `"loss:0"` where the operation of that name has one output, and `"global_step"` the global step.
+        `"loss"` means the tensor `"loss:0"` if the operation of that name has one output; `"global_step"` is the global step.
 
         Raises:
             FetchError: the graph does not have it, or the operation has several outputs.

@@ -40,10 +40,11 @@ class TrainerCallbacks(CallbacksHook):
     """Callbacks of Hugging Face's Trainer as a hook; see `CallbacksHook`. `control.should_training_stop` stops the session.
 
     The session ends after `max_steps`, or `num_train_epochs` where `steps_per_epoch` is given; `logging_steps` may be a part of
-    that. `on_log` is called when the arguments say so, with the values of that step, and with what is reported of an evaluation,
-    which `on_evaluate` gets as well. Nothing here evaluates, saves or ends an epoch when a callback asks for it, which is logged:
-    these are for hooks of the session. The `TrainerState` is saved in its checkpoints, with the states of callbacks that have
-    one; these are restored if the arguments say so (`restore_callback_states_from_checkpoint`), as by a Trainer.
+    that. `on_log` is called when the arguments say so, with the values of that step, and with what is reported of an
+    evaluation, which `on_evaluate` gets as well. Nothing here evaluates, saves or ends an epoch when a callback asks for it,
+    which is logged: these are for hooks of the session. The `TrainerState` is saved in its checkpoints, with the states of
+    callbacks that have one; these are restored if the arguments say so (`restore_callback_states_from_checkpoint`), as by a
+    Trainer.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class TrainerCallbacks(CallbacksHook):
         for name in ("logging_steps", "eval_steps", "save_steps"):
             if self._max_steps == math.inf and 0 < (getattr(args, name) or 0) < 1:
                 raise InvalidArgumentError(
-                    f"{name} is {getattr(args, name)}, a part of a training of unknown length; give steps_per_epoch, or max_steps"
+                    f"{name} is {getattr(args, name)}, a part of an unknown length; give steps_per_epoch, or max_steps"
                 )
         given = checked_objects(callbacks, _hf.TrainerCallback, "callbacks")
         self._handler: Any = _hf.CallbackHandler([_hf.DefaultFlowCallback(), *given], model, None, optimizer, lr_scheduler)
@@ -118,7 +119,7 @@ class TrainerCallbacks(CallbacksHook):
         getattr(self._handler.callbacks[0], event)(self._args, self.state, usual)
         for request in ("should_epoch_stop", "should_evaluate", "should_save"):
             if getattr(self._control, request) and not getattr(usual, request):
-                self._warn_once(f"control.{request} of a callback has no effect in a session; use a hook of the session for that")
+                self._warn_once(f"control.{request} of a callback has no effect in a session, which has hooks for that")
 
     def _train_begin(self, step: int) -> None:
         self.state.global_step = step

@@ -103,4 +103,5 @@ async def test_a_run_that_is_cut_ends_where_a_whole_one_does(
         last, after = await train(tmp_path / "cut")
         assert (last, before | after) == whole
     else:
-        assert await train(tmp_path / "cut", FaultInjectionHook({("before_run", cut): ah.AbortedError("lost")}), every=1) == whole
+        loses_a_step = FaultInjectionHook({("before_run", cut): ah.AbortedError("lost")})
+        assert await train(tmp_path / "cut", loses_a_step, every=1) == whole

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+)
 from lightning.pytorch.loggers.logger import Logger
 
 import aiohooks as ah
@@ -176,6 +183,25 @@ async def test_loggers_get_values_and_results() -> None:
     with pytest.raises(LookupError):
         await fail()
     assert logger.record == [(5, {"loss": 0.5, "epoch": 1}), (5, {"accuracy": 0.5, "epoch": 1}), "failed"]
+
+
+async def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Methods about the inside of a step, of a class or a lambda, and batches to accumulate."""
+
+    class Clips(Callback):  # type: ignore[misc]
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            raise AssertionError
+
+    callbacks = [Clips(), LambdaCallback(on_after_backward=print), GradientAccumulationScheduler({0: 2})]
+    hook = LightningCallbacks(lightning_trainer(callbacks), LightningModule(), steps_per_epoch=1)
+    async with ah.AsyncMonitoredSession(losses(), [hook, ah.StopAtStepHook(last_step=3)]) as session:
+        async for _ in session.steps():
+            pass
+    assert [record.message.split()[1:4] for record in caplog.records if record.name == "aiohooks.adapters"] == [
+        ["on_before_optimizer_step", "of", "Clips"],
+        ["on_after_backward", "of", "LambdaCallback"],
+        ["accumulate_grad_batches", "has", "no"],
+    ]
 
 
 async def test_a_result_is_a_validation() -> None:
