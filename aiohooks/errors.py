@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -376,30 +376,44 @@ class CheckpointMismatchError(CheckpointError):
     """Raised when an intact checkpoint does not fit this session: other variables, shapes or tracked objects."""
 
 
+E = TypeVar("E", bound=AiohooksError)
+T = TypeVar("T")
+
 _CLEAN = (OutOfRangeError, StopRequestedError, StopAsyncIteration, StopIteration)
 
 
 def is_clean_end(error: BaseException) -> bool:
     """Return whether leaving a session with `error` is a clean end: `end` is called and the error is swallowed.
 
-    These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their subclasses, the
-    `RuntimeError` that Python raises for a `StopIteration` inside a coroutine, and groups that contain only these.
+    These are `OutOfRangeError`, `StopAsyncIteration`, `StopIteration`, `StopRequestedError`, their subclasses, and groups that
+    contain only these. The `RuntimeError` that Python makes of a `StopIteration` inside a coroutine or a generator is a failure:
+    somewhere a `next()` without a default has found nothing, which says nothing about the input of the session.
     """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return all(map(is_clean_end, group.exceptions))
-    if isinstance(error, _CLEAN):
-        return True
-    # PEP 479: the interpreter raises this itself; a RuntimeError raised `from` a StopIteration by hand is not one.
-    return (
-        type(error) is RuntimeError
-        and isinstance(error.__cause__, (StopIteration, StopAsyncIteration))
-        and bool(error.args)
-        and str(error.args[0]).endswith(("raised StopIteration", "raised StopAsyncIteration"))
-    )
+    return isinstance(error, _CLEAN)
 
 
-E = TypeVar("E", bound=AiohooksError)
+def failure_of(error: BaseException, what: str) -> BaseException:
+    """Return the error of a plain function that is called where Python's own rule for coroutines does not reach (PEP 479)."""
+    if not isinstance(error, StopIteration):
+        return error
+    failure = RuntimeError(f"{what} raised StopIteration")
+    failure.__cause__ = error
+    return failure
+
+
+def next_feed(function: Callable[..., T], *args: Any) -> T:
+    """Return what a plain function gives as the next feed.
+
+    Raises:
+        OutOfRangeError: it has raised `StopIteration`, the end of the feeds.
+    """
+    try:
+        return function(*args)
+    except StopIteration as error:
+        raise OutOfRangeError(f"the feeds of {function!r} have ended") from error
 
 
 def copy_error(error: E, message: str | None = None) -> E:

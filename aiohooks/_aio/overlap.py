@@ -34,7 +34,7 @@ from aiohooks._aio.clock import TimerHandle, current_clock, wake
 from aiohooks._aio.contexts import CallContext, Changes, OwnContext, copy_back, is_unchanged
 from aiohooks._aio.run_scope import RunScope
 from aiohooks._diagnostics import Waiting, describe_suspension
-from aiohooks.errors import add_origin, contexts, flattened, hook_cancelled_error, raise_unchanged, set_context
+from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_cancelled_error, raise_unchanged, set_context
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -326,7 +326,7 @@ class Overlap(Waiting):
         """Note the failure of a call that was made in the caller's task, beside the others."""
         if isinstance(error, CancelledError):
             error = self.cancelled_error(number, error)
-        self._record(number, error)
+        self._record(number, failure_of(error, self.describe(number)))
 
     async def wait(self) -> None:
         """Wait until the calls have ended, and give what they have set in their contexts to the caller's.

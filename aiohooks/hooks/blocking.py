@@ -14,7 +14,7 @@ from typing import Any
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, wait_done
 from aiohooks._validate import check_secs, is_coroutine_function
 from aiohooks.dispatch.plain import call_in_thread
-from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError
+from aiohooks.errors import InvalidHookError, SessionClosedError, WrongLoopError, next_feed
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session.coordinator import Coordinator
@@ -32,7 +32,8 @@ class BlockingHook(SessionRunHook):
     unchanged: what it gets has the same methods, all of them plain. `session.run("loss")`, `run_context.session.run("loss")`,
     `session.variables.assign({"rate": 0.1})` and `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which
     continues meanwhile; `request_stop` and `should_stop` are called directly. What it was given may be kept for later methods,
-    and for threads of the object's own. The session's graph is the default graph in each method.
+    and for threads of the object's own. The session's graph is the default graph in each method. `StopIteration` of `before_run` is
+    the end of the input, of any other method a failure.
 
     A cancellation ends what the thread waits for, which raises `concurrent.futures.CancelledError` there, then and at each
     further call; it waits for the thread, which cannot be stopped, for at most the grace period. When the hook is closed, what
@@ -88,6 +89,8 @@ class BlockingHook(SessionRunHook):
             given, *others = args
             replaced = {"session": PlainView(given.session, calls)} if name in ("before_run", "after_run") else {}
             args = PlainView(given, calls, **replaced), *(calls.view_of(one) for one in others)
+        if name == "before_run":
+            method, args = next_feed, (method, *args)
         thread_call = _ThreadCall()
         token = _thread_call.set(thread_call)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Never
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_instance, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import only_if
-from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, safe_repr
+from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, next_feed, safe_repr
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -24,7 +24,10 @@ Feeds = Mapping[Any, Any] | None
 
 
 class FeedFnHook(SessionRunHook):
-    """Feeds the result of `feed_fn()`, called for each attempt of each run; None or an empty mapping feeds nothing."""
+    """Feeds the result of `feed_fn()`, called for each attempt of each run; None or an empty mapping feeds nothing.
+
+    `StopIteration` of a plain `feed_fn`, such as `lambda: next(batches)`, is the end of the input.
+    """
 
     def __init__(self, feed_fn: Callable[[], Feeds | Awaitable[Feeds]]) -> None:
         """Create the hook with a function without arguments, plain or async.
@@ -37,7 +40,7 @@ class FeedFnHook(SessionRunHook):
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Call the function, and feed its result."""
-        feeds = self._feed_fn()
+        feeds = next_feed(self._feed_fn)
         if inspect.isawaitable(feeds):
             feeds = await feeds
         return SessionRunArgs(None, feeds)

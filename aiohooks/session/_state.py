@@ -371,7 +371,8 @@ class TaskOwner:
             self.state.wake_waiters()
         if not task.cancelled() and (error := task.exception()) is not None and not self.ends_in_drain(error):
             add_origin(error, f"background task {task.get_name()!r}")
-            self.record_error(error, f"background task {task.get_name()!r} failed")
+            how = "ended" if self.is_clean_end(error) else "failed"
+            self.record_error(error, f"background task {task.get_name()!r} {how}")
 
     def failed_with(self, error: BaseException) -> bool:
         """Return whether `error` is one of the failures."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._aio.cancel import running_loop
 from aiohooks._validate import check_callable, is_coroutine_function
-from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError
+from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -21,6 +22,19 @@ else:
     _new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
+
+if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
+    from concurrent.futures import ThreadPoolExecutor
+
+    class _Executor(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+            def call() -> Any:
+                try:
+                    return fn(*args, **kwargs)
+                except StopIteration as error:
+                    raise failure_of(error, "a function in a thread") from error
+
+            return super().submit(call)
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
@@ -44,6 +58,8 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
+            if sys.version_info < (3, 12):
+                loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
             result = runner.run(main(*args))
     except (KeyboardInterrupt, RuntimeError, StopRequestedError) as error:
         if loop is None or (number := stopped_by(loop)) is None:

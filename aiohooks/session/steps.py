@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypedDict, TypeVar
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypedDict, 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.observers import observing
 from aiohooks._validate import check_callable, check_int
-from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError
+from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from aiohooks.session._run_lock import RunLock
     from aiohooks.session.monitored import AsyncMonitoredSession
 
+_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
@@ -180,7 +182,10 @@ class Steps(Generic[T_co]):
         try:
             values: T_co = await self._session.run(self._fetches, feed)
             return values
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, StopAsyncIteration):  # the `async for` ends as if the feeds had
+                self._supervisor.state.record_end(f"a run ended with {safe_repr(error)}")
+                _logger.info("%s: a run ended with %s, and with it the loop", self._supervisor.state.label, safe_repr(error))
             scope = waits.scope
             committed = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed
             if self._ahead is not None and not committed:

@@ -61,8 +61,6 @@ class Mode(enum.StrEnum):
 
     PLAIN = "plain"
     """No coroutine suspends: calls, their order and their results are the original's."""
-    STOP_ITERATION = "stop-iteration"
-    """The same with a real `StopIteration` out of a hook's coroutine, which Python turns into a `RuntimeError`."""
     SUSPENDING = "suspending"
     """Everything suspends once; calls are numbered by round."""
     FREE = "free"

@@ -144,10 +144,7 @@ class ScriptedHook(ah.SessionRunHook):
         self.coord: ah.Coordinator | None = None
 
     async def perform(self, phase: str, context: ah.SessionRunContext | None = None, results: Any = None) -> None:
-        """Records the call, suspends where the mode wants it, then acts.
-
-        A real `StopIteration` is raised in this coroutine and so becomes a `RuntimeError` here.
-        """
+        """Records the call, suspends where the mode wants it, then acts; no coroutine can raise `StopIteration` itself."""
         replay = self.replay
         n = replay.count(self.name, phase)
         replay.outcome.trace.append([self.name, phase, n] if results is None else [self.name, phase, n, results])
@@ -159,7 +156,7 @@ class ScriptedHook(ah.SessionRunHook):
             elif action == "coord_stop":
                 assert self.coord is not None
                 self.coord.request_stop()
-            elif action == "StopIteration" and replay.mode is not Mode.STOP_ITERATION:
+            elif action == "StopIteration":
                 error = StopAsyncIteration("scripted")
                 replay.raised.append(error)
                 raise error

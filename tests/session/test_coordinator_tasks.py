@@ -73,7 +73,7 @@ async def test_a_clean_end_of_a_task_is_a_stop(error: Exception) -> None:
     coord.start_soon(fail, error)
     await coord.join()
     assert coord.errors == []
-    assert coord.stop_reason == f"background task 'fail' failed: {error!r}"
+    assert coord.stop_reason == f"background task 'fail' ended: {error!r}"
 
 
 async def test_more_errors_may_mean_a_stop() -> None:
@@ -83,7 +83,7 @@ async def test_more_errors_may_mean_a_stop() -> None:
     coord.start_soon(fail, OSError("not this one"))
     with pytest.raises(OSError, match="not this one"):
         await coord.join()
-    assert coord.stop_reason == "background task 'fail' failed: KeyError('done')"
+    assert coord.stop_reason == "background task 'fail' ended: KeyError('done')"
     assert repr(coord.errors) == "[OSError('not this one')]"
 
 

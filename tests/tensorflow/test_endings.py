@@ -68,9 +68,7 @@ async def test_the_end_of_the_input_is_a_clean_end(make: MakeSession, error: typ
     hook = RecordingHook()
 
     async def no_more(*_: object) -> None:
-        if error is StopIteration:
-            next(iter(()))
-        raise error
+        raise StopAsyncIteration if error is StopIteration else error
 
     hooks = [hook, PhaseHook(raised_in, no_more)]
     async with make(counting_graph(), hooks) as session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,43 +23,121 @@ from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds,
 pytestmark = pytest.mark.every_python
 
 
-async def stop_iteration(*_: object) -> Any:
-    """Raise a real StopIteration, which Python turns into a RuntimeError."""
-    return next(iter(()))
-
-
-async def no_input() -> Any:
-    """The same, as an operation without inputs."""
-    return next(iter(()))
-
-
 # -- clean ends
 
 
-@pytest.mark.parametrize("raised_in", ["body", "step function", "operation", "before_run", "after_run"])
-async def test_a_real_stop_iteration_is_a_clean_end(raised_in: str) -> None:
-    """O1: what Python makes of a StopIteration inside a coroutine counts as one, wherever it comes from."""
-    graph, hook = counting_graph(), RecordingHook()
-    graph.operation(name="bad")(no_input)
+PLACES = """
+body / step function / operation / plain operation / plain operation beside another / thread / hook / plain hook / until /
+feeds / async feeds / feeds taken ahead / feeds of a thread / task / producer / nested session
+"""
+
+
+@pytest.mark.parametrize("raised_in", [one.strip() for one in PLACES.split("/")])
+async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
+    """O1: what Python makes of a StopIteration inside a coroutine or a generator is no end of the work, anywhere."""
+
+    def take() -> Any:
+        return next(iter(()))
+
+    async def take_async(*_: object) -> Any:
+        await asyncio.sleep(0)
+        return take()
+
+    async def waiting() -> None:
+        await asyncio.Event().wait()
+
+    def feeds() -> Iterator[Any]:
+        yield {"x": 1}
+        yield take()
+
+    async def async_feeds() -> AsyncIterator[Any]:
+        for one in feeds():
+            yield one
+
+    class Plain:
+        def after_run(self, *_: object) -> None:
+            take()
+
+    graph, recorder = counting_graph(), RecordingHook()
+    graph.operation(name="async", inputs=[])(take_async)
+    graph.operation(name="plain")(lambda: next(iter(())))
+    graph.operation(name="waiting")(waiting)
+    graph.operation(name="thread", thread=True)(lambda: next(iter(())))
+
+    async def loop(**options: Any) -> None:
+        async for _ in session.steps("train", **options):
+            pass
+
+    async def produce() -> None:
+        queue = asyncio.Queue[Any]()
+        await loop(feeds=queue, producer=session.start_soon(take_async))
+
+    async def nested() -> None:
+        async with ah.AsyncMonitoredSession(counting_graph()):
+            await take_async()
+
     uses: dict[str, Callable[[], Awaitable[Any]]] = {
-        "body": stop_iteration,
-        "step function": lambda: session.run_step_fn(stop_iteration),
-        "operation": lambda: session.run("bad"),
+        "body": take_async,
+        "step function": lambda: session.run_step_fn(take_async),
+        "operation": lambda: session.run("async"),
+        "plain operation": lambda: session.run("plain"),
+        "plain operation beside another": lambda: session.run(["waiting", "plain"]),
+        "thread": lambda: session.run("thread"),
+        "until": lambda: session.until(take_async()),
+        "feeds": lambda: loop(feeds=feeds()),
+        "async feeds": lambda: loop(feeds=async_feeds()),
+        "feeds taken ahead": lambda: loop(feeds=async_feeds(), prefetch=2),
+        "feeds of a thread": lambda: loop(feeds=feeds(), thread=True),
+        "task": lambda: session.until(session.start_soon(take_async)),
+        "producer": produce,
+        "nested session": nested,
     }
-    async with ah.AsyncMonitoredSession(graph, [hook, PhaseHook(raised_in, stop_iteration)]) as session:
-        await uses.get(raised_in, lambda: session.run("train"))()
-        raise AssertionError("the block must be left")
-    assert hook.phases()[-2:] == ["end", "close"]
+    more = {"hook": PhaseHook("before_run", take_async), "plain hook": ah.BlockingHook(Plain())}
+    session = ah.AsyncMonitoredSession(graph, [recorder, *(one for name, one in more.items() if name == raised_in)])
+
+    async def use() -> None:
+        async with session:
+            await uses.get(raised_in, lambda: session.run("train"))()
+            raise AssertionError("the block must be left")
+
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        await use()
+    assert "end" not in recorder.phases()
 
 
-async def test_an_error_that_only_looks_like_one_is_an_error() -> None:
-    """O1: a RuntimeError that user code raises from a StopIteration is not an end of the work."""
+@pytest.mark.parametrize("kind", ["block", "iterator", "feed_fn", "plain before_run"])
+async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
+    """O1: StopIteration in the block itself, and of a plain function that is called for the next feed, ends the feeds."""
+    left = iter([1, 2])
 
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        raise RuntimeError("lost my place") from StopIteration()
+    class Reads:
+        def before_run(self, run_context: Any) -> ah.SessionRunArgs:
+            return ah.SessionRunArgs(None, {"x": next(left)})
 
-    with pytest.raises(RuntimeError, match="lost my place"):
-        await run_block(ah.AsyncMonitoredSession(counting_graph()), body)
+    hook = {"feed_fn": ah.FeedFnHook(lambda: {"x": next(left)}), "plain before_run": ah.BlockingHook(Reads())}.get(kind)
+    recorder = RecordingHook()
+    async with ah.AsyncMonitoredSession(counting_graph(), [recorder, *([hook] if hook else [])]) as session:
+        if kind == "iterator":
+            async for _ in session.steps("train", feeds=({"x": one} for one in left)):
+                pass
+        while kind != "iterator":
+            await session.run("train", {"x": next(left)} if kind == "block" else None)
+    assert recorder.phases()[-2:] == ["end", "close"]
+    assert session.global_step.latest.step == 2
+
+
+async def test_a_loop_says_which_error_of_a_run_has_ended_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A StopAsyncIteration out of a hook or a step ends an `async for` as its own end does: the reason has the difference."""
+
+    async def no_more(*_: object) -> None:
+        raise StopAsyncIteration("no more")
+
+    caplog.set_level(logging.INFO, "aiohooks")
+    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("before_run", no_more)]) as session:
+        async for _ in session.steps("train"):
+            pass
+    assert session.stop_reason == "a run ended with StopAsyncIteration('no more')"
+    assert any(str(session.stop_reason) in message for message in caplog.messages)
 
 
 class NoMoreFiles(ah.OutOfRangeError):
@@ -202,7 +280,7 @@ async def test_the_end_of_the_input_in_a_task_is_a_stop(make: MakeSession, body_
         if body_continues:
             await session.run("train")
             raise AssertionError("the run must not begin")
-    assert "background task 'reader' failed: OutOfRangeError('end of file')" in (session.stop_reason or "")
+    assert "background task 'reader' ended: OutOfRangeError('end of file')" in (session.stop_reason or "")
     assert hook.phases() == ["begin", "after_create_session", "end", "close"]
 
 
