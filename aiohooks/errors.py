@@ -12,6 +12,7 @@
      │       └─ StoreRefusedError           the engine refuses access: waiting does not help
      ├─ StoreDamagedError                   the stored data of a run cannot be read: not recovered
      ├─ RecoveryExhaustedError              the session was used after recovery gave up
+     ├─ FeedsLostError                      a recovery has undone steps whose feeds do not come again
      ├─ SessionClosedError (RuntimeError)   the session is not open
      ├─ NestedRunError (RuntimeError)       `run`, `aclose` or `join` was called from inside what it waits for
      ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
@@ -61,6 +62,7 @@ __all__ = [
     "CheckpointMismatchError",
     "CorruptCheckpointError",
     "FeedConflictError",
+    "FeedsLostError",
     "FetchError",
     "GraphError",
     "GraphFinalizedError",
@@ -189,6 +191,14 @@ class RecoveryExhaustedError(AiohooksError):
     """Raised when a session is used again after its recovery gave up.
 
     The call in which recovery gave up raised the last error itself, with the history as notes; it is the cause of this one.
+    """
+
+
+class FeedsLostError(AiohooksError):
+    """Raised by a recovery that went back to a checkpoint, with `RecoveryPolicy(on_lost_feeds="raise")`.
+
+    The steps since then are undone, and their feeds do not come again: start the program again, and feed it from the step of the
+    checkpoint on. Its cause is the error from which the session recovered.
     """
 
 

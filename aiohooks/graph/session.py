@@ -114,6 +114,11 @@ class Session:
         """Whether `aclose` was called."""
         return self._closed
 
+    @property
+    def was_fed(self) -> bool:
+        """Internal: whether runs were fed, as far as their plans are remembered."""
+        return any(fed for _, fed, _ in self._plans)
+
     @overload
     async def run(self, fetches: Node[A], feed_dict: FeedDict = None) -> A: ...
     @overload

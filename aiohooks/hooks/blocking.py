@@ -32,8 +32,8 @@ class BlockingHook(SessionRunHook):
     unchanged: what it gets has the same methods, all of them plain. `session.run("loss")`, `run_context.session.run("loss")`,
     `session.variables.assign({"rate": 0.1})` and `coord.wait_for_stop(5)` wait in the thread for what the event loop does, which
     continues meanwhile; `request_stop` and `should_stop` are called directly. What it was given may be kept for later methods,
-    and for threads of the object's own. The session's graph is the default graph in each method. `StopIteration` of `before_run` is
-    the end of the input, of any other method a failure.
+    and for threads of the object's own. The session's graph is the default graph in each method. `StopIteration` of `before_run`
+    is the end of the input, of any other method a failure.
 
     A cancellation ends what the thread waits for, which raises `concurrent.futures.CancelledError` there, then and at each
     further call; it waits for the thread, which cannot be stopped, for at most the grace period. When the hook is closed, what

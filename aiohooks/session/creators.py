@@ -289,6 +289,8 @@ class ChiefSessionCreator(_Creator):
             self._saver = checkpoint.Saver(checkpoint_dir)
         self._own_saver = self._saver is not checkpoint_dir
         self._created = False
+        self.restores_again: bool = True
+        """Internal: whether a session that replaces one is restored; set by the monitored session, as its policy says."""
         self._lead: contextlib.AbstractAsyncContextManager[Term] | None = None
         self._leads = lead and not self.global_step.inline
 
@@ -314,7 +316,7 @@ class ChiefSessionCreator(_Creator):
         async def initialise(session: Session) -> None:
             session.tracked = self._scaffold.tracked or {}
             session.saver = self._saver
-            if self._saver is not None and (first or self._created):
+            if self._saver is not None and (first or (self._created and self.restores_again)):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
                     await restore_session(session, restored)

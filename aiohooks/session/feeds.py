@@ -1,33 +1,159 @@
-"""Feeds that a task of the session takes ahead of the runs that use them, or in a worker thread."""
+"""Where the feeds of a loop come from: each source gives the next element, and takes back what a run has not used.
+
+PlainFeeds   an iterable, asked when a step begins
+QueueFeeds   a queue, perhaps in batches
+FeedsAhead   read by a task of the session: ahead of the runs, async, in a worker thread, or with a state of their own
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from aiohooks._aio.cancel import to_thread, wait_done
-from aiohooks._aio.clock import wake
+from aiohooks._aio.cancel import current_task, to_thread, wait_done
+from aiohooks._aio.clock import current_clock, wake
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Wait
 from aiohooks._diagnostics import Waiting
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import StopRequestedError, raise_unchanged
+from aiohooks.session.producers import Producers
 
 if TYPE_CHECKING:
     from aiohooks.session._state import SessionState
+    from aiohooks.session.coordinator import Coordinator
     from aiohooks.session.recovery import SessionSupervisor
 
 _END: Any = object()
+_QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())  # since Python 3.13
 
 
-class _Taken(NamedTuple):
-    """An element, and the state of the feeds behind it, if they have one."""
+class WaitForFeed(Protocol):
+    """Awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
+
+    async def __call__(
+        self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False, secs: float | None = None
+    ) -> None: ...
+
+
+class BatchWaitOver(Exception):
+    """Ends the wait for the rest of a batch."""
+
+
+class Taken(NamedTuple):
+    """An element, and the states of the feeds before and behind it, if they have any."""
 
     element: Any
-    state: Any
+    before: Any = None
+    behind: Any = None
+
+
+class PlainFeeds:
+    """An iterable, which is asked for an element when a step begins, and in a drain no more."""
+
+    def __init__(self, feeds: Iterable[Any], state: SessionState) -> None:
+        self._iterator = iter(feeds)
+        self._state = state
+        self._left: deque[Taken] = deque()
+
+    @property
+    def unused(self) -> list[Any]:
+        return [one.element for one in self._left]
+
+    def take(self) -> Taken:
+        if self._left:
+            return self._left.popleft()
+        if self._state.drain_reason is not None:
+            raise StopAsyncIteration
+        try:
+            with observing(self._state.observers, "feed", "next feed"):
+                return Taken(next(self._iterator))
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def put_back(self, taken: Taken) -> None:
+        self._left.appendleft(taken)
+
+    def use(self, taken: Taken) -> None:
+        """The run of the element is complete."""
+
+
+class QueueFeeds:
+    """A queue, of which each step gets an element, or with `batch` a list of up to so many; counts in it what was used."""
+
+    def __init__(
+        self,
+        queue: asyncio.Queue[Any],
+        producers: Producers | None,
+        batch: int | None,
+        max_wait_secs: float | None,
+        root: Coordinator,
+    ) -> None:
+        self._queue = queue
+        self._producers = producers
+        self._batch = batch
+        self._max_wait_secs = max_wait_secs
+        self._root = root
+        self._left: deque[Any] = deque()  # out of the queue, and not used
+        self._ended = False
+
+    @property
+    def unused(self) -> list[Any]:
+        return [*self._left]
+
+    async def wait_ready(self, wait_for: WaitForFeed) -> None:
+        """Wait until there is an element, and then for the rest of its batch. What was taken stays here if this is cancelled."""
+        ends_at: float | None = None
+        while len(self._left) < (self._batch or 1) and not self._ended:
+            if not self._queue.empty():
+                self._left.append(self._queue.get_nowait())
+            elif not self._left:
+                await self._wait_for_one(wait_for)
+            else:
+                now, most = current_clock().now(), self._max_wait_secs
+                if ends_at is None and most is not None:
+                    ends_at = now + most
+                if ends_at is not None and now >= ends_at:
+                    break
+                try:
+                    await self._wait_for_one(wait_for, None if ends_at is None else ends_at - now)
+                except (StopRequestedError, BatchWaitOver):
+                    if self._root.should_stop():
+                        raise
+                    break  # the rest is not to come
+
+    async def _wait_for_one(self, wait_for: WaitForFeed, secs: float | None = None) -> None:
+        """Wait for an element. Without its producers, a queue ends in a drain when it is empty."""
+        drains = self._producers is None and self._root.drain_reason is None
+        producers = self._producers or (() if self._root.should_drain() else None)
+        try:
+            await wait_for(self._get(), producers, drain=drains, secs=secs)
+        except StopRequestedError:
+            if not drains or self._root.should_stop():
+                raise
+
+    async def _get(self) -> None:
+        try:
+            self._left.append(await self._queue.get())
+        except _QueueShutDown:
+            self._ended = True
+
+    def take(self) -> Taken:
+        if not self._left:
+            raise StopAsyncIteration
+        if self._batch is None:
+            return Taken(self._left.popleft())
+        return Taken([self._left.popleft() for _ in range(min(self._batch, len(self._left)))])
+
+    def put_back(self, taken: Taken) -> None:
+        self._left.extendleft([taken.element] if self._batch is None else reversed(taken.element))
+
+    def use(self, taken: Taken) -> None:
+        for _ in range(1 if self._batch is None else len(taken.element)):
+            self._queue.task_done()
 
 
 class FeedsAhead(Waiting):
@@ -37,6 +163,7 @@ class FeedsAhead(Waiting):
     session, and closes the iterator.
     Feeds that are `Stateful` are then set back to the last element that was used, so that their state counts no other. The
     elements of others stay, for another loop over the same steps.
+    Whoever restores a checkpoint restores these feeds, too: what was taken before then is not used, as it comes again.
     """
 
     def __init__(
@@ -47,11 +174,13 @@ class FeedsAhead(Waiting):
         self._ahead = ahead
         self._thread = thread
         self._supervisor = supervisor
-        self._taken: deque[_Taken] = deque()
-        self.used_state: Any = None
-        """The state of the feeds behind the element that was asked for last."""
-        self._last: _Taken | None = None
-        """The element that was asked for last, and the state before it."""
+        self._taken: deque[Taken] = deque()
+        self._read_state: Any = None
+        """The state of the feeds behind the element that was read last."""
+        self._asked_state: Any = None
+        """The same of the one that was asked for last."""
+        self._in_use: dict[asyncio.Task[Any], Taken] = {}
+        """The elements that runs of these tasks use, or are about to."""
         self._failure: Exception | None = None
         self._ended = False
         self._restoring = False
@@ -74,15 +203,19 @@ class FeedsAhead(Waiting):
         return None if self._ahead or self._thread else self._reader
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | None:
-        return self._reader if method == "wait_ready" and self._reader is not None and not self._reader.done() else None
+        return self._reader if method == "_wait_ready" and self._reader is not None and not self._reader.done() else None
 
     @property
     def is_ready(self) -> bool:
         """Whether `take` has an answer: an element, a failure or the end."""
         return bool(self._taken) or self._failure is not None or self._ended
 
-    async def wait_ready(self) -> None:
-        """Wait until `take` has an answer, which another task may get first. No element is lost with this wait."""
+    async def wait_ready(self, wait_for: WaitForFeed) -> None:
+        """Wait until `take` has an answer. No element is lost with this wait."""
+        while not self.is_ready:  # another task may be faster
+            await wait_for(self._wait_ready())
+
+    async def _wait_ready(self) -> None:
         if self.is_ready:
             return
         self._asking += 1
@@ -90,7 +223,7 @@ class FeedsAhead(Waiting):
         try:
             while not self.is_ready:
                 if self._reader is None and not self._restoring:
-                    self.used_state = self._state()
+                    self._read_state = self._asked_state = self._state()
                     if self not in self._supervisor.feeds:
                         self._supervisor.feeds.append(self)
                     self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
@@ -98,8 +231,8 @@ class FeedsAhead(Waiting):
         finally:
             self._asking -= 1
 
-    def take(self) -> Any:
-        """Return the next element.
+    def take(self) -> Taken:
+        """Return the next element, for a run of the current task.
 
         Raises:
             StopAsyncIteration: the feeds have ended.
@@ -112,25 +245,42 @@ class FeedsAhead(Waiting):
             if self in self._supervisor.feeds:
                 self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
-        element, state = self._taken.popleft()
-        self._last, self.used_state = _Taken(element, self.used_state), state
+        taken = self._in_use[current_task()] = self._taken.popleft()
+        self._asked_state = taken.behind
         self._notify_change()
-        return element
+        return taken
 
-    def put_back(self) -> None:
-        """Make the element that was asked for last the next one again: the run that got it has changed nothing."""
-        if self._last is None:
-            return
-        (element, before), self._last = self._last, None
+    def put_back(self, taken: Taken) -> None:
+        """Make an element the next one again: the run that got it has changed nothing."""
+        if self._in_use.pop(current_task(), None) is None:
+            return  # these feeds were restored meanwhile
         if self._reader is None and self._stateful is not None:
-            self._stateful.load_state_dict(before)
+            self._stateful.load_state_dict(taken.before)
         else:
-            self._taken.appendleft(_Taken(element, self.used_state))
-        self.used_state = before
+            self._taken.appendleft(taken)
+        self._asked_state = taken.before
+
+    def use(self, taken: Taken) -> None:
+        """Count an element as used: its run is complete."""
+        self._in_use.pop(current_task(), None)
+
+    def is_one_of(self, ones: Iterable[object]) -> bool:
+        """Return whether the feeds are one of these objects."""
+        return any(one is self._feeds for one in ones)
+
+    def is_used_by(self, task: asyncio.Task[Any]) -> bool:
+        return task in self._in_use
 
     def knows_state_of(self, one: object) -> bool:
-        """Return whether `one` are these feeds, and their own state may be ahead of `used_state`."""
-        return one is self._feeds and self._reader is not None
+        """Return whether `one` are these feeds, and their own state may be ahead of what was used."""
+        return one is self._feeds and (self._reader is not None or bool(self._in_use))
+
+    def used_state(self) -> Any:
+        """Return the state of the feeds behind what committed runs have used."""
+        for task, taken in self._in_use.items():
+            if not self._supervisor.has_committed(task):
+                return taken.before
+        return self._state() if self._reader is None else self._asked_state
 
     async def stop_reading(self) -> None:
         """Stop reading feeds whose state is about to be restored; they are read anew from there, after `continue_reading`."""
@@ -143,10 +293,12 @@ class FeedsAhead(Waiting):
             self._ended, self._failure = False, None
 
     def continue_reading(self, restored: Iterable[object]) -> None:
-        """Read on for those who wait, from the state that these objects have been given."""
+        """Read on for those who wait, from the state that these objects have been given: what is in use comes again."""
         self._restoring = False
-        if any(one is self._feeds for one in restored):
+        if self.is_one_of(restored):
             self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
+            self._supervisor.set_back.update(self._in_use)
+            self._in_use.clear()
         self._notify_change()
 
     # -- the task
@@ -163,7 +315,7 @@ class FeedsAhead(Waiting):
         finally:
             self._reader = None
             if not used and self._stateful is not None:
-                self._stateful.load_state_dict(self.used_state)
+                self._stateful.load_state_dict(self._asked_state)
                 self._taken.clear()
 
     async def _take_all(self) -> None:
@@ -189,12 +341,16 @@ class FeedsAhead(Waiting):
             await self._wait_for_change()
         if self._supervisor.state.drain_reason is not None:
             return False
-        taken: list[_Taken] = []
+        taken: list[Taken] = []
+
+        def note(element: Any) -> None:
+            before, self._read_state = self._read_state, self._state()
+            taken.append(Taken(element, before, self._read_state))
 
         def take() -> None:
             self._taking = True
             try:
-                taken.append(_Taken(next(iterator, _END), self._state()))
+                note(next(iterator, _END))
             finally:
                 self._taking = False
 
@@ -202,7 +358,7 @@ class FeedsAhead(Waiting):
             observers = self._supervisor.state.observers if self._ahead or self._thread else ()
             with observing(observers, "prefetch", "take a feed"):
                 if isinstance(self._feeds, AsyncIterable):
-                    taken.append(_Taken(await anext(iterator, _END), self._state()))
+                    note(await anext(iterator, _END))
                 elif self._thread:
                     await to_thread(take, grace_secs=self._supervisor.grace_secs)
                 else:

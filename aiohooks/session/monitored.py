@@ -35,7 +35,7 @@ from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.producers import Producer
-from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
+from aiohooks.session.recovery import NEVER, FeedsSetBack, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import SessionStatus, session_status
 from aiohooks.session.steps import Feeds, StepContext, Steps, StepsOptions
@@ -164,6 +164,8 @@ class AsyncMonitoredSession:
         """Make one attempt of a run, which the state's `waits` can end: hooks and operations that may wait overlap."""
         state, supervisor, hooks, options = self._state, self._supervisor, self._hooks, request[2]
         waits = state.waits
+        if supervisor.set_back and current_task() in supervisor.set_back:
+            raise FeedsSetBack
         if state.current.errors:
             raise state.current.errors[0]
         if options is not None:
@@ -254,6 +256,8 @@ class AsyncMonitoredSession:
         producer: Producer | None = None,
         prefetch: int = 0,
         thread: bool = False,
+        batch: int | None = None,
+        max_wait_secs: float | None = None,
     ) -> Steps[Any]:
         """Run again and again: `async for values in session.steps("loss", feeds=batches)`.
 
@@ -263,23 +267,31 @@ class AsyncMonitoredSession:
 
         Args:
             fetches: what each run fetches and each turn of the loop gets.
-            feeds: one element a run: the argument of a step function that has one parameter, otherwise a feed mapping. Left
-                out, runs are not fed and end at a stop only. A queue is waited for.
+            feeds: one element a run: the argument of a step function that has one parameter, besides the global step, otherwise
+                a feed mapping. Left out, runs are not fed and end at a stop only. A queue is waited for, until its shutdown
+                (Python 3.13); `task_done` is called for each element whose step is complete.
             producer: the task, or the tasks, that put into the queue: the loop ends when they have ended and it is empty.
             prefetch: how many elements a task of the session takes while steps run, in order. A failure of the feeds comes
                 out of the step that would have got the element. At the end the iterator is closed. Feeds with a `state_dict`
-                and a `load_state_dict` count what was used: a checkpoint that tracks them has that state, and at a stop they
-                are set back to it. Of others, `unused` of the returned object has what was taken and not used.
+                and a `load_state_dict` count what was used: a checkpoint that tracks them has that state, a recovery that
+                restores it continues with them from there, and at a stop they are set back to it. Of others, `unused` of the
+                returned object has what was taken and not used.
             thread: whether a worker thread takes the elements, of an iterable that blocks. A stop waits for the thread, for at
                 most the grace period.
+            batch: of a queue, how many elements make the list that a step is fed with; the last one has the rest.
+            max_wait_secs: how long the first element of a batch waits for the others: 0 takes what is there, None, the
+                default, waits for a whole batch.
 
         Raises:
-            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer without a queue. In an
-                async generator, wait with `session.until(queue.get(), producer=...)`.
+            InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or a producer or a batch without a queue. In
+                an async generator, wait with `session.until(queue.get(), producer=...)`.
         """
         if self._state.phase == "new":
             self._run_lock.check_entered()
-        return Steps(self, self._supervisor, self._run_lock, fetches, feeds, producer, prefetch=prefetch, thread=thread)
+        return Steps(
+            self, self._supervisor, self._run_lock, fetches, feeds, producer,
+            prefetch=prefetch, thread=thread, batch=batch, max_wait_secs=max_wait_secs,
+        )  # fmt: skip
 
     # -- entering and leaving
 

@@ -7,16 +7,18 @@ import dataclasses
 import functools
 import logging
 import weakref
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from aiohooks._aio.backoff import Backoff
-from aiohooks._aio.cancel import shielded
+from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._aio.observers import observing
 from aiohooks._aio.opening import opening_until
 from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.errors import (
     AbortedError,
+    FeedsLostError,
     InvalidArgumentError,
     SessionClosedError,
     StopRequestedError,
@@ -31,17 +33,21 @@ from aiohooks.graph.session import GatheredRun, Session, gathered_run
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState, end_tasks
 from aiohooks.session.coordinator import Coordinator, owner_of
-from aiohooks.session.creators import SessionCreator, restore_hooks
+from aiohooks.session.creators import ChiefSessionCreator, SessionCreator, restore_hooks
+from aiohooks.session.feeds import FeedsAhead
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
     from aiohooks._aio.overlap import RunWaits
     from aiohooks.checkpoint.stateful import Stateful
-    from aiohooks.session.feeds import FeedsAhead
     from aiohooks.session.steps import Loop
 
 _logger = logging.getLogger("aiohooks")
+_HOW_TO_KEEP_FEEDS = (
+    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but variables changes, use "
+    'RecoveryPolicy(restore="memory")'
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +62,14 @@ class RecoveryPolicy:
         after_commit: what to do after the recovery if the run had been committed, because `after_run` of a hook failed or a
             background task did meanwhile. "repeat", the default: the run is repeated and counts as another step, as in
             TensorFlow. "return": `run` returns the values, so that no step and no feed counts twice; unless the new session
-            was restored from before the commit. `run_step_fn` repeats its function in either case.
+            was restored from before the commit. `run_step_fn` repeats its function in either case. A loop whose feeds are
+            tracked repeats no committed run: each of their elements counts once.
+        restore: "checkpoint", the default: a chief with a checkpoint directory goes back to the newest checkpoint. "memory": it
+            continues with the variables, which a failed run leaves as they were, and goes back only when the program is
+            started again. A warning names the tracked objects, which may have been changed in part.
+        on_lost_feeds: what to do when going back has undone steps with feeds that do not come again: those that are not
+            tracked in the `Scaffold`, or have no state. "log", the default: a warning says how many steps are gone. "raise":
+            `FeedsLostError` ends the session.
     """
 
     on: tuple[type[BaseException], ...] = (AbortedError, UnavailableError)
@@ -64,12 +77,16 @@ class RecoveryPolicy:
     backoff: Backoff = dataclasses.field(default=Backoff(), kw_only=True)
     no_progress_limit: int = dataclasses.field(default=3, kw_only=True)
     after_commit: Literal["repeat", "return"] = dataclasses.field(default="repeat", kw_only=True)
+    restore: Literal["checkpoint", "memory"] = dataclasses.field(default="checkpoint", kw_only=True)
+    on_lost_feeds: Literal["log", "raise"] = dataclasses.field(default="log", kw_only=True)
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "no_progress_limit"):
             check_int(getattr(self, name), name, expected="a whole number, 0 for never")
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.after_commit, "after_commit", "repeat", "return")
+        check_choice(self.restore, "restore", "checkpoint", "memory")
+        check_choice(self.on_lost_feeds, "on_lost_feeds", "log", "raise")
         on: object = self.on
         if not isinstance(on, tuple) or not all(isinstance(one, type) and issubclass(one, Exception) for one in on):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidArgumentError(f"on is {on!r}; give a tuple of exception classes (cancellation is never recovered)")
@@ -84,11 +101,15 @@ class RecoveryPolicy:
             return all(self.recovers(one) or is_clean_end(one) for one in group.exceptions) and any(
                 self.recovers(one) for one in group.exceptions
             )
-        return isinstance(error, self.on)
+        return isinstance(error, self.on) and not isinstance(error, FeedsLostError)
 
 
 NEVER = RecoveryPolicy((), max_attempts=0)
 """The policy of a session that never recovers."""
+
+
+class FeedsSetBack(BaseException):
+    """Ends a run whose feeds a recovery has set back: its element comes again, behind those that were used before it."""
 
 
 class CommittedRun(NamedTuple):
@@ -158,13 +179,20 @@ class SessionSupervisor:
         self.store: StepStore | None = None
         """The step store of the sessions so far; all have the same."""
         self.feeds: list[FeedsAhead] = []
-        """The feeds that are taken ahead."""
+        """The feeds that a task reads."""
+        self.set_back: set[asyncio.Task[Any]] = set()
+        """The tasks whose element a recovery has taken back, until their run has ended."""
+        self._fed_step, self._reached = 0, -1
+        """The last step of a loop whose feeds cannot be set back; and the last one before a recovery, or -1."""
+        self._was_fed = False
         self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to any more."""
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self.committed: CommittedRun | None = None
         """The run in progress, if it failed after it had been committed."""
         self.creator: SessionCreator = creator
+        if isinstance(creator, ChiefSessionCreator):
+            creator.restores_again = policy.restore == "checkpoint"
         self._hooks = hooks
         self._policy = policy
         self.grace_secs: float = grace_secs
@@ -174,9 +202,28 @@ class SessionSupervisor:
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed, for a policy that returns its result."""
-        if self._policy.after_commit == "return":
+        if self._policy.after_commit == "return" or self._uses_tracked_feeds():
             epoch = session.global_step.latest.epoch
             self.committed = CommittedRun(result, Position(epoch, session.committed_step))
+
+    def note_fed(self, source: object) -> None:
+        """Note that a run of a loop is complete, which a recovery may undo; unless its feeds are restored with it."""
+        session = self.state.session
+        if session is not None and not (isinstance(source, FeedsAhead) and source.is_one_of(_tracked(session))):
+            self._fed_step = session.global_step.latest.step
+
+    def has_committed(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether a run of `task` is in progress that has been committed."""
+        scope = self.state.waits.scope
+        return self.state.runner is task and scope is not None and scope.committed
+
+    def _uses_tracked_feeds(self) -> bool:
+        task, session = self.state.runner, self.state.session
+        return (
+            task is not None
+            and session is not None
+            and any(feeds.is_used_by(task) and feeds.is_one_of(_tracked(session)) for feeds in self.feeds)
+        )
 
     async def recover(self, error: BaseException) -> CommittedRun | None:
         """Replace the session after `error` came out of a run.
@@ -196,7 +243,7 @@ class SessionSupervisor:
             cause = waits.cause
             waits.reset()
             is_failure = any(error is one for one in state.failures())
-            if isinstance(error, asyncio.CancelledError) or (error is cause and not is_failure):
+            if isinstance(error, (asyncio.CancelledError, FeedsSetBack)) or (error is cause and not is_failure):
                 raise_unchanged(error)  # the caller was cancelled, or the run was ended by a signal or with its session
             error = self._root_cause(error)
             if not state.recovers(error):
@@ -209,7 +256,10 @@ class SessionSupervisor:
             state.recovering_from = error
             with observing(state.observers, "recovery", f"recovery from {type(error).__name__}"):
                 await self._replace(error, step if committed is None else committed.position.step, waits)
-            return committed if committed is not None and self._has_commit(committed.position) else None
+            if committed is None or not self._has_commit(committed.position):
+                return None
+            self.set_back.discard(current_task())  # the checkpoint has the step, and the feeds behind it
+            return committed
         finally:
             del error  # the traceback of what is raised has this frame
             cause = state.recovering_from = None
@@ -291,6 +341,8 @@ class SessionSupervisor:
         session, state.session = state.session, None
         if session is None:
             return
+        self._reached = max(self._reached, session.global_step.latest.step)
+        self._was_fed = self._was_fed or (isinstance(session, Session) and session.was_fed)
 
         async def close() -> None:
             await self._hooks.background.finish(self.grace_secs)  # they are calls for this session
@@ -363,12 +415,39 @@ class SessionSupervisor:
             created.state_of = self._state_of
             created.inherit_grace_secs(self.grace_secs)
             restore_hooks(created)
+            self._say_what_is_gone(created)
         await self._hooks.after_create_session(session, self.coord)
         await self._check_open()
-        restored = created.tracked.values() if isinstance(created, Session) and created.restored is not None else ()
+        restored: Collection[object] = () if getattr(session, "restored", None) is None else _tracked(session)
         for feeds in self.feeds:
             feeds.continue_reading(restored)
         return session
+
+    def _say_what_is_gone(self, session: Session) -> None:
+        """Say in a recovery how many steps a restored session has gone back, and what a session in memory has kept."""
+        label, reached, fed_step, feeds = self.state.label, self._reached, self._fed_step, self.feeds
+        if reached < 0:
+            return  # the first session
+        if session.restored is None:
+            kept = [name for name, one in session.tracked.items() if not any(each.is_one_of([one]) for each in feeds)]
+            if kept:
+                names = ", ".join(map(repr, kept))
+                _logger.warning("%s: continues with the tracked objects %s as the failed run has left them", label, names)
+            return
+        step = session.restored.checkpoint.step
+        self._reached, self._fed_step = step, min(fed_step, step)
+        if step >= reached:
+            return
+        are_set_back = any(one.is_one_of(_tracked(session)) for one in feeds)
+        steps = f"{reached - step} step{'s' if reached - step > 1 else ''}"
+        text = f"went back from step {reached} to step {step}, that of {session.restored.checkpoint.path}: {steps}"
+        if fed_step <= step and (are_set_back or not self._was_fed):
+            _logger.warning("%s: %s are undone%s", label, text, ", and their feeds come again" if are_set_back else "")
+            return
+        text = f"{text}, and with them their feeds, are gone"
+        if self._policy.on_lost_feeds == "raise":
+            raise FeedsLostError(f"the recovery {text}; {_HOW_TO_KEEP_FEEDS}") from self.state.recovering_from
+        _logger.warning("%s: %s; %s", label, text, _HOW_TO_KEEP_FEEDS)
 
     async def _check_open(self) -> None:
         """Raise if the monitored session was closed meanwhile, because what creates a session ignored its cancellation."""
@@ -379,4 +458,9 @@ class SessionSupervisor:
     def _state_of(self, one: Stateful) -> Any:
         """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""
         known = next((feeds for feeds in self.feeds if feeds.knows_state_of(one)), None)
-        return one.state_dict() if known is None else known.used_state
+        return one.state_dict() if known is None else known.used_state()
+
+
+def _tracked(session: Session) -> Collection[object]:
+    """Return the objects whose states are restored with a session; one of another class may have none."""
+    return getattr(session, "tracked", {}).values()

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypedDict, TypeVar
 
 from aiohooks._aio.cancel import current_task
+from aiohooks._aio.clock import current_clock
 from aiohooks._aio.observers import observing
-from aiohooks._validate import check_callable, check_int
+from aiohooks._aio.overlap import Overlap
+from aiohooks._validate import check_callable, check_int, check_secs
+from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
-from aiohooks.graph.graph import T_co
+from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
-from aiohooks.session.feeds import FeedsAhead, FeedWait
+from aiohooks.session._state import close_unawaited
+from aiohooks.session.feeds import BatchWaitOver, FeedsAhead, FeedWait, PlainFeeds, QueueFeeds, Taken
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.producers import Producer, Producers, checked_producers
-from aiohooks.session.recovery import SessionSupervisor
+from aiohooks.session.recovery import FeedsSetBack, SessionSupervisor
 
 if TYPE_CHECKING:
     from aiohooks.session._run_lock import RunLock
@@ -38,6 +41,8 @@ class StepsOptions(TypedDict, total=False):
     producer: Producer | None
     prefetch: int
     thread: bool
+    batch: int | None
+    max_wait_secs: float | None
 
 
 class StepContext:
@@ -125,41 +130,58 @@ class Steps(Generic[T_co]):
         *,
         prefetch: int = 0,
         thread: bool = False,
+        batch: int | None = None,
+        max_wait_secs: float | None = None,
     ) -> None:
         self._session = session
         self._supervisor = supervisor
         self._run_lock = run_lock
         self._fetches: object = fetches
-        operation = session.graph.step_operation
-        self._parameter = operation.inputs[0] if operation is not None and len(operation.inputs) == 1 else None
-        self._feeds: Iterator[Any] | None = None
-        self._queue: asyncio.Queue[Any] | None = None
-        self._ahead: FeedsAhead | None = None
-        self._got: deque[Any] = deque()  # out of the queue, for a caller that was cancelled meanwhile
+        graph = session.graph
+        inputs = () if graph.step_operation is None else graph.step_operation.inputs
+        placeholders = [name for name in inputs if isinstance(graph.nodes[name], Placeholder)]
+        self._parameter = placeholders[0] if len(placeholders) == 1 else None
+        self._takes_mappings = len(inputs) != 1
         self._own_loop: AsyncIterator[T_co] | None = None
-        self._producers = checked_producers(producer)
+        given: Any = feeds
+        self._source: PlainFeeds | QueueFeeds | FeedsAhead | None = None
+        producers = checked_producers(producer)
         check_int(prefetch, "prefetch")
+        check_int(batch, "batch", 1, optional=True)
+        check_secs(max_wait_secs, "max_wait_secs", optional=True)
         if (prefetch or thread) and (
             not isinstance(feeds, (AsyncIterable, Iterable)) or (thread and isinstance(feeds, AsyncIterable))
         ):
             raise InvalidArgumentError(
-                f"prefetch is {prefetch}, thread is {thread}, and feeds is {feeds!r}; prefetch is for feeds to iterate over, "
-                "thread=True for those that block, and a queue holds what its producer puts in ahead of the runs already"
+                f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)}; prefetch is for feeds to iterate "
+                "over, thread=True for those that block, and a queue holds what its producer puts in ahead of the runs already"
             )
-        if producer is not None and not isinstance(feeds, asyncio.Queue):
-            # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
-            raise InvalidArgumentError(
-                f"producer is for feeds out of an asyncio.Queue, and feeds is {feeds!r}; in an async generator, wait for the "
-                "producer with `await session.until(queue.get(), producer=...)`"
-            )
+        if not isinstance(feeds, asyncio.Queue):
+            if producer is not None:
+                # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
+                raise InvalidArgumentError(
+                    f"producer is for feeds out of an asyncio.Queue, and feeds is {safe_repr(feeds)}; in an async generator, "
+                    "wait for the producer with `await session.until(queue.get(), producer=...)`"
+                )
+            if batch is not None or max_wait_secs is not None:
+                raise InvalidArgumentError(
+                    f"batch is {batch}, max_wait_secs is {max_wait_secs}, and feeds is {safe_repr(feeds)}; they are for an "
+                    "asyncio.Queue, as other feeds give batches themselves"
+                )
         if isinstance(feeds, asyncio.Queue):
-            self._queue = feeds
-        elif isinstance(feeds, AsyncIterable) or (isinstance(feeds, Iterable) and (prefetch or thread)):
-            self._ahead = FeedsAhead(feeds, prefetch, thread=thread, supervisor=supervisor)
-        elif isinstance(feeds, Iterable):
-            self._feeds = iter(feeds)
+            if max_wait_secs is not None and batch is None:
+                raise InvalidArgumentError(f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well")
+            self._source = QueueFeeds(feeds, producers, batch, max_wait_secs, supervisor.root)
+        elif isinstance(feeds, AsyncIterable) or (isinstance(feeds, Iterable) and (prefetch or thread or is_stateful(feeds))):
+            self._source = FeedsAhead(feeds, prefetch, thread=thread, supervisor=supervisor)
+        elif isinstance(feeds, Iterable) and not isinstance(feeds, (Mapping, str, bytes)):
+            self._source = PlainFeeds(feeds, supervisor.state)
         elif feeds is not None:
-            raise InvalidArgumentError(f"feeds is {feeds!r}; give something to iterate over, sync or async, or an asyncio.Queue")
+            close_unawaited(given)
+            raise InvalidArgumentError(
+                f"feeds is {safe_repr(given)}; give something to iterate over, sync or async, that has an element for each step, "
+                "or an asyncio.Queue"
+            )
 
     def __aiter__(self) -> AsyncIterator[T_co]:
         return Loop(self, self._supervisor)
@@ -169,83 +191,83 @@ class Steps(Generic[T_co]):
             self._own_loop = aiter(self)
         return await anext(self._own_loop)
 
+    def __iter__(self) -> NoReturn:
+        raise TypeError("the steps of a session are awaited; write `async for ... in session.steps(...)`")
+
     async def next_values(self) -> T_co:
         """Internal: make the next run, and return what it fetched."""
-        lock = self._run_lock
-        if lock.now() > lock.turn_due:
-            await lock.give_turn()  # before the next feed, which a stop would lose
-        if self._session.should_stop():
-            raise StopAsyncIteration
-        feed = await self._next_feed()
-        waits = self._supervisor.state.waits
-        before = waits.scope
-        try:
-            values: T_co = await self._session.run(self._fetches, feed)
+        lock, supervisor, source = self._run_lock, self._supervisor, self._source
+        state = supervisor.state
+        while True:
+            if lock.now() > lock.turn_due:
+                await lock.give_turn()  # before the next feed, which a stop would lose
+            if self._session.should_stop():
+                raise StopAsyncIteration
+            if source is None:
+                if state.drain_reason is not None:
+                    raise StopAsyncIteration
+                taken = _NO_FEED
+            else:
+                if not isinstance(source, PlainFeeds):
+                    if state.current.errors and state.recovers(state.current.errors[0]):
+                        await self._session.run_step_fn(_do_nothing)
+                    await source.wait_ready(self._wait_for_feed)
+                taken = source.take()
+            before = state.waits.scope
+            try:
+                values: T_co = await self._session.run(self._fetches, self._feed_dict(taken))
+            except BaseException as error:
+                if isinstance(error, StopAsyncIteration):  # the `async for` ends as if the feeds had
+                    state.record_end(f"a run ended with {safe_repr(error)}")
+                    _logger.info("%s: a run ended with %s, and with it the loop", state.label, safe_repr(error))
+                if source is not None:
+                    scope = state.waits.scope
+                    made = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed
+                    (source.use if made else source.put_back)(taken)
+                if isinstance(error, FeedsSetBack):
+                    continue
+                raise
+            finally:
+                if supervisor.set_back:
+                    supervisor.set_back.discard(current_task())
+            if source is not None:
+                source.use(taken)
+                supervisor.note_fed(source)
             return values
-        except BaseException as error:
-            if isinstance(error, StopAsyncIteration):  # the `async for` ends as if the feeds had
-                self._supervisor.state.record_end(f"a run ended with {safe_repr(error)}")
-                _logger.info("%s: a run ended with %s, and with it the loop", self._supervisor.state.label, safe_repr(error))
-            scope = waits.scope
-            committed = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed
-            if self._ahead is not None and not committed:
-                self._ahead.put_back()  # the run has changed nothing
-            raise
+
+    def _feed_dict(self, taken: Taken) -> Any:
+        """Return what a run is fed with: the argument of a step function, or a mapping."""
+        name = self._parameter
+        if name is None or taken is _NO_FEED:
+            return taken.element
+        feed = taken.element
+        return feed if self._takes_mappings and issubclass(type(feed), Mapping) and name in feed else {name: feed}
 
     @property
     def unused(self) -> list[Any]:
-        """The elements that were taken ahead and not used, in order; another loop over this object gets them first."""
-        return [*self._got] if self._ahead is None else self._ahead.unused
+        """The elements that were taken and not used, in order; another loop over this object gets them first."""
+        return [] if self._source is None else self._source.unused
 
-    async def _wait_for_queue(self, queue: asyncio.Queue[Any]) -> Any:
-        """Wait for the next element. Without its producers, a queue ends in a drain when it is empty."""
-        root = self._supervisor.root
-        while not self._got:
-            drains = self._producers is None and root.drain_reason is None
-            producers = self._producers or (() if root.should_drain() else None)
-            try:
-                await self._wait_for_feed(self._get(queue), producers, drain=drains)
-            except StopRequestedError:
-                if not drains or root.should_stop():
-                    raise
-        return self._got.popleft()
-
-    async def _get(self, queue: asyncio.Queue[Any]) -> None:
-        self._got.append(await queue.get())  # here it stays if the caller is cancelled before it has it
-
-    async def _wait_for_feed(self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False) -> None:
+    async def _wait_for_feed(
+        self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False, secs: float | None = None
+    ) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
         state = self._supervisor.state
-        with observing(state.observers, "feed", "next feed"):
-            feed_wait = FeedWait(state, self._start_recovery)
-            await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait, producers, drain=drain))
+        feed_wait = FeedWait(state, self._start_recovery)
+        timer = None
+        if secs is not None:
+            timer = current_clock().call_later(secs, lambda: Overlap.end(feed_wait, BatchWaitOver()))
+        try:
+            with observing(state.observers, "feed", "next feed"):
+                await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait, producers, drain=drain))
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""
         if self._supervisor.state.phase == "open":
             self._supervisor.root.start_soon(self._session.run_step_fn, _do_nothing, name="recovery")
-
-    async def _next_feed(self) -> Any:
-        state, feed = self._supervisor.state, None
-        if self._ahead is None and self._queue is None:
-            if state.drain_reason is not None:
-                raise StopAsyncIteration  # nothing was taken that is not used
-            if self._feeds is None:
-                return None
-            try:
-                with observing(state.observers, "feed", "next feed"):
-                    feed = next(self._feeds)
-            except StopIteration:
-                raise StopAsyncIteration from None
-        elif state.current.errors and state.recovers(state.current.errors[0]):
-            await self._session.run_step_fn(_do_nothing)
-        if self._ahead is not None:
-            while not self._ahead.is_ready:
-                await self._wait_for_feed(self._ahead.wait_ready())
-            feed = self._ahead.take()
-        elif self._queue is not None:
-            feed = await self._wait_for_queue(self._queue)
-        return feed if self._parameter is None else {self._parameter: feed}
 
 
 class Loop(AsyncIterator[T_co]):
@@ -267,6 +289,9 @@ class Loop(AsyncIterator[T_co]):
             if isinstance(error, StopAsyncIteration):
                 raise
             raise StopAsyncIteration from None
+
+
+_NO_FEED = Taken(None)
 
 
 async def _do_nothing(context: StepContext) -> None:

@@ -63,7 +63,9 @@ SIGNATURES: dict[str, str | None] = {
     ),
     "AsyncMonitoredSession.run": "async (self, fetches, feed_dict=None, options=None)",
     "AsyncMonitoredSession.run_step_fn": "async (self, fn)",
-    "AsyncMonitoredSession.steps": "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False)",
+    "AsyncMonitoredSession.steps": (
+        "(self, fetches=(), *, feeds=None, producer=None, prefetch=0, thread=False, batch=None, max_wait_secs=None)"
+    ),
     "AsyncMonitoredSession.should_stop": "(self)",
     "AsyncMonitoredSession.request_stop": "(self, reason=None)",
     "AsyncMonitoredSession.stop_reason": "property",
@@ -211,7 +213,8 @@ SIGNATURES: dict[str, str | None] = {
     "ProfilerHook": "(output_dir, *, every=<Every>, window_steps=1, backend='cprofile', max_captures=None)",
     "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None, refresh_secs=0.1)",
     "RecoveryPolicy": (
-        "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3, after_commit='repeat')"
+        "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3, "
+        "after_commit='repeat', restore='checkpoint', on_lost_feeds='log')"
     ),
     "checkpoint.Restored": None,
     "run": "(main, *args)",

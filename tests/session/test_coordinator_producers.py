@@ -86,7 +86,7 @@ async def test_a_clean_end_of_a_producer_ends_the_wait_cleanly() -> None:
     with refused(ah.errors.ProducerFinishedError, "producer 'reader' has ended: OutOfRangeError('no more')"):
         await coord.until(queue.get(), producer=asyncio.create_task(fail(ah.OutOfRangeError("no more")), name="reader"))
     assert not coord.should_stop()
-    with refused(ah.StopRequestedError, "background task 'reader' failed: OutOfRangeError('no more')"):
+    with refused(ah.StopRequestedError, "background task 'reader' ended: OutOfRangeError('no more')"):
         await coord.until(queue.get(), producer=coord.start_soon(fail, ah.OutOfRangeError("no more"), name="reader"))
 
 

@@ -215,7 +215,7 @@ async def test_a_damaged_checkpoint_is_skipped(tmp_path: Path, caplog: pytest.Lo
         session = await train(chief(tmp_path), [hook], 1)
     assert session.global_step.latest.step == 3
     assert "damaged-step-000000000003.000004" in names(tmp_path)
-    (warning,) = [one for one in caplog.messages if "damaged" in one]
+    (warning,) = [one for one in caplog.messages if "is damaged" in one]
     assert f"{tmp_path}/step-000000000003.000004 is damaged and was set aside" in warning
 
 

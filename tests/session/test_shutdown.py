@@ -138,7 +138,7 @@ async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -
         await ticks()
         assert [one async for one in session.steps("loss")] == []
     assert hook.closed_with == [None]
-    assert session.stop_reason == f"background task 'reader' failed: {end!r}"
+    assert session.stop_reason == f"background task 'reader' ended: {end!r}"
 
 
 async def test_the_body_error_stays_primary() -> None:

@@ -1,0 +1,295 @@
+"""Feeds over recoveries: whoever restores the checkpoint restores the feeds, and what is lost is said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from tests.support.checks import refused
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import do_nothing, recovery_policy
+from tests.support.waiting import ticks
+
+pytestmark = pytest.mark.every_python
+
+COUNT = 12
+ALL = tuple(range(1, COUNT + 1))
+
+
+class Feed:
+    """Feeds of the numbers from 1, with a position; one iterator for all loops."""
+
+    def __init__(self, count: int = COUNT) -> None:
+        self.count = count
+        self.position = 0
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return self
+
+    def __next__(self) -> dict[str, int]:
+        if self.position == self.count:
+            raise StopIteration
+        self.position += 1
+        return {"number": self.position}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Anew(Feed):
+    """The same, with an iterator for each loop, that reads the position when it begins."""
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        for number in range(self.position, self.count):
+            self.position = number + 1
+            yield {"number": self.position}
+
+
+class Async(Anew):
+    """The same, async."""
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, int]]:
+        for one in Anew.__iter__(self):
+            await asyncio.sleep(0)
+            yield one
+
+
+Fail = Callable[[str, int], Awaitable[None]]
+
+
+def fails_once(*places: tuple[str, int]) -> Fail:
+    """Return a function that raises once for each of these places and numbers."""
+    left = list(places)
+
+    async def fail(place: str, number: int) -> None:
+        if (place, number) in left:
+            left.remove((place, number))
+            raise ah.UnavailableError(f"{place} {number}")
+
+    return fail
+
+
+def calling(fail: Fail, phase: str, place: str) -> PhaseHook:
+    """Return a hook that calls `fail` with the place and the step."""
+
+    async def call(context: ah.SessionRunContext, *_: object) -> None:
+        await fail(place, context.global_step)
+
+    return PhaseHook(phase, call)
+
+
+def training(fail: Fail, directory: Path | None = None, **tracked: Any) -> ah.ChiefSessionCreator:
+    """Make a creator of a graph whose variable `seen` has the elements of the steps that are kept."""
+    graph = ah.Graph()
+    graph.placeholder("number")
+    graph.variable("seen", ())
+
+    @graph.train_op(updates="seen")
+    async def train(number: int, seen: tuple[int, ...]) -> tuple[int, ...]:
+        await ticks(3)
+        await fail("step", number)
+        return (*seen, number)
+
+    return ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=directory)
+
+
+def saving(every: int, **options: Any) -> ah.CheckpointSaverHook:
+    return ah.CheckpointSaverHook(every=ah.Every(steps=every), **options)
+
+
+PLACES = {
+    "before_run": [("before_run", 9)],
+    "step": [("step", 9)],
+    "after_run, before the save": [("after_run", 9)],
+    "after_run, behind the save": [("behind", 9)],
+    "task": [("task", 9)],
+    "again and again": [("step", 9), ("step", 6), ("behind", 9), ("before_run", 9), ("after_run", 10), ("step", 12)],
+    "the first": [("step", 1), ("after_run", 1)],
+    "the last": [("step", 12), ("behind", 12)],
+}
+HOW = [(0, "repeat", 5, False), (2, "return", 5, False), (20, "repeat", 1, True), (2, "repeat", 9, True), (0, "return", 1, False)]
+
+
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("kind", [Feed, Anew, Async])
+@pytest.mark.parametrize("how", HOW, ids=str)
+async def test_each_element_makes_one_step_of_what_is_kept(
+    tmp_path: Path, places: list[tuple[str, int]], kind: type[Feed], how: tuple[int, str, int, bool]
+) -> None:
+    """Wherever runs failed, whatever was taken ahead or saved, whichever policy: in order, once; and so is what is saved."""
+    prefetch, after_commit, every, background = how
+    fail_once, tasks = fails_once(*places), [one for one in places if one[0] == "task"]
+
+    async def fail(place: str, number: int) -> None:
+        if place == "before_run" and ("task", number) in tasks:
+            tasks.clear()
+            session.coord.start_soon(fail_once, "task", number)  # type: ignore[arg-type]
+            await asyncio.Event().wait()
+        await fail_once(place, number)
+
+    feed, policy = kind(), recovery_policy(after_commit=after_commit, no_progress_limit=9, on_lost_feeds="raise")
+    behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
+    hooks = [*(calling(fail, one, one) for one in ("before_run", "after_run")), behind, saving(every, background=background)]
+    creator = training(fail, tmp_path, feed=feed)
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
+        async for _ in session.steps("train", feeds=feed, prefetch=prefetch):
+            pass
+        assert await session.run("seen") == ALL
+        assert (session.global_step.latest.step, session.status().recoveries) == (COUNT, len(places))
+    async with ah.Saver(tmp_path, read_only=True) as saver:
+        restored = await saver.restore()
+    assert restored is not None
+    assert restored.state["tracked"]["feed"] == {"position": COUNT}
+
+
+@pytest.mark.parametrize("after_commit", ["repeat", "return"])
+@pytest.mark.parametrize("place", ["step", "after_run"])
+async def test_tracked_feeds_count_once_in_memory_too(after_commit: str, place: str) -> None:
+    """Without a checkpoint nothing is set back: a run that had been committed is not made again."""
+    feed, fail = Feed(), fails_once((place, 9))
+    policy = recovery_policy(after_commit=after_commit)
+    hooks = [calling(fail, "after_run", "after_run")]
+    async with ah.AsyncMonitoredSession(training(fail, feed=feed), hooks, recovery=policy) as session:
+        async for _ in session.steps("train", feeds=feed, prefetch=2):
+            pass
+        assert await session.run("seen") == ALL
+
+
+async def test_a_second_loop_does_not_use_an_element_that_comes_again(tmp_path: Path) -> None:
+    """Two tasks share a feed; while one recovers, the other waits for its turn with an element: it comes again, in order."""
+
+    async def use() -> None:
+        async for _ in steps:
+            pass
+
+    feed = Feed()
+    creator = training(fails_once(("step", 7)), tmp_path, feed=feed)
+    async with ah.AsyncMonitoredSession(creator, [saving(5, background=False)], recovery=recovery_policy()) as session:
+        steps = session.steps("train", feeds=feed, prefetch=1)
+        await asyncio.gather(use(), use())
+        assert await session.run("seen") == ALL
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+async def test_a_state_that_is_taken_before_the_commit_is_the_one_before_the_element(prefetch: int) -> None:
+    """A hook that takes the state of the session in `before_run` gets that of the step before."""
+    taken: list[tuple[int, int]] = []
+
+    async def take(context: ah.SessionRunContext) -> None:
+        state = context.session.state_dict()
+        taken.append((len(state["variables"]["seen"]), state["tracked"]["feed"]["position"]))
+
+    feed = Feed(4)
+    async with ah.AsyncMonitoredSession(training(fails_once(), feed=feed), [PhaseHook("before_run", take)]) as session:
+        async for _ in session.steps("train", feeds=feed, prefetch=prefetch):
+            pass
+    assert taken == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_an_abandoned_run_leaves_its_element_in_the_state(tmp_path: Path, prefetch: int) -> None:
+    """A program that is started again after a failure takes the element that had made no step."""
+    seen: list[Any] = []
+    for fail in (fails_once(("step", 3)), fails_once()):
+        feed = Feed()
+        with contextlib.suppress(ah.UnavailableError):
+            hooks = [saving(100, save_on_error=True)]
+            async with ah.AsyncSingularMonitoredSession(training(fail, tmp_path, feed=feed), hooks) as session:
+                async for one in session.steps("train", feeds=feed, prefetch=prefetch):
+                    seen = [*one]
+    assert tuple(seen) == ALL
+
+
+# -- what cannot be set back
+
+
+async def lose_at_nine(directory: Path, kind: str, **options: Any) -> tuple[int, ...]:
+    """Make a training whose run of element 9 fails once, with a checkpoint at step 5; return the elements of its steps."""
+    queue = asyncio.Queue[Any]()
+    for one in (elements := list(Feed())):
+        queue.put_nowait(one)
+    creator, policy = training(fails_once(("step", 9)), directory), recovery_policy(**options)
+    async with ah.AsyncMonitoredSession(creator, [saving(5, background=False)], recovery=policy) as session:
+        if kind == "by hand":
+            for one in elements:
+                await session.run("train", one)
+        else:
+            producer = session.start_soon(do_nothing) if kind == "queue" else None
+            feeds: Any = {"queue": queue, "list": elements, "not tracked": Feed()}[kind]
+            async for _ in session.steps("train", feeds=feeds, producer=producer):
+                pass
+        seen: tuple[int, ...] = await session.run("seen")
+    return seen
+
+
+KINDS = pytest.mark.parametrize("kind", ["list", "queue", "not tracked", "by hand"])
+
+
+@KINDS
+async def test_steps_whose_feeds_are_gone_are_counted(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The recovery goes back, and says at WARNING how many steps, and with them feeds, are gone, and what to do."""
+    assert await lose_at_nine(tmp_path, kind) == (1, 2, 3, 4, 5, 9, 10, 11, 12)
+    (record,) = [one for one in caplog.records if "went back" in one.getMessage()]
+    assert record.levelno == logging.WARNING
+    for part in ("from step 8 to step 5", "3 steps, and with them their feeds, are gone", "state_dict", 'restore="memory"'):
+        assert part in record.getMessage()
+
+
+@KINDS
+async def test_lost_feeds_may_end_the_session(tmp_path: Path, kind: str) -> None:
+    """`on_lost_feeds="raise"`: with what is gone, and the failure behind it; also if the policy recovers from every error."""
+    with refused(ah.errors.FeedsLostError, "from step 8 to step 5", "3 steps, and with them their feeds, are gone") as caught:
+        await lose_at_nine(tmp_path, kind, on_lost_feeds="raise", on=(Exception,))
+    assert isinstance(caught.value.__cause__, ah.UnavailableError)
+
+
+@KINDS
+async def test_variables_in_memory_are_kept(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """`restore="memory"` goes back to no checkpoint: nothing is gone, and there is nothing to say."""
+    assert await lose_at_nine(tmp_path, kind, restore="memory", on_lost_feeds="raise") == ALL
+    assert [one for one in caplog.messages if "recovering from" not in one] == []
+
+
+async def test_tracked_objects_in_memory_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What changes itself may be changed in part when a run fails; the feeds of a loop are not."""
+    feed = Feed()
+    creator, policy = training(fails_once(("step", 3)), tmp_path, feed=feed, model=Feed()), recovery_policy(restore="memory")
+    async with ah.AsyncMonitoredSession(creator, [saving(1)], recovery=policy) as session:
+        async for _ in session.steps("train", feeds=feed, prefetch=2):
+            pass
+        assert await session.run("seen") == ALL
+    (message,) = [one for one in caplog.messages if "recovering from" not in one]
+    assert "continues with the tracked objects 'model' as the failed run has left them" in message
+
+
+async def test_steps_without_feeds_are_undone_with_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is lost, as they are made again; `on_lost_feeds` has nothing to raise."""
+    fail = fails_once(("step", 7))
+
+    async def step(global_step: int) -> None:
+        await fail("step", global_step)
+
+    hooks, policy = [saving(5, background=False), ah.StopAtStepHook(last_step=9)], recovery_policy(on_lost_feeds="raise")
+    creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path)
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
+        async for _ in session.steps():
+            pass
+    (message,) = [one for one in caplog.messages if "went back from step 7 to step 5" in one]
+    assert message.endswith("2 steps are undone")
+
+
+@pytest.mark.parametrize("name", ["restore", "on_lost_feeds"])
+def test_other_choices_are_refused(name: str) -> None:
+    """There are two choices of each."""
+    with refused(ah.errors.InvalidArgumentError, f"{name} is 'none'"):
+        recovery_policy(**{name: "none"})
