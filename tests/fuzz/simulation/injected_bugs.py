@@ -14,12 +14,15 @@ from typing import Any
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
 from aiohooks.session import creators
+from aiohooks.session.feeds import FeedsAhead
+from aiohooks.session.recovery import SessionSupervisor
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import Member, Position, Snapshot, Write
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.nats._compare_and_set import CompareAndSet
 from aiohooks.stores.shared import SharedStepStore
+from aiohooks.version_gate.tickets import Ticket
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.simulation.scenario import MakeScenario, stores
 from tests.fuzz.simulation.training import training
@@ -198,3 +201,34 @@ def names_are_not_synced(sync: Method, self: Files, fd: int) -> None:
 def the_oldest_checkpoint_is_restored(checkpoint_names: Method, names: Any) -> Any:
     """Training begins again at an earlier step than it could."""
     return checkpoint_names(names)[::-1]
+
+
+@bug(FeedsAhead, "continue_reading", scenario=training)
+def an_interrupted_element_is_repeated(continue_reading: Method, self: FeedsAhead, restored: Any) -> None:
+    """The run of an element is repeated before those that come again, and the element comes once more."""
+    continue_reading(self, restored)
+    self._supervisor.set_back.clear()
+
+
+@bug(FeedsAhead, "used_state", scenario=training)
+def a_position_is_saved_too_far(used_state: Method, self: FeedsAhead) -> Any:
+    """The state in a checkpoint counts what was read ahead, and has made no step."""
+    used_state(self)
+    return self._state()
+
+
+@bug(FeedsAhead, "stop_reading", scenario=training)
+async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: FeedsAhead) -> None:
+    """After a recovery, steps are fed with what was taken before."""
+
+
+@bug(SessionSupervisor, "_say_what_is_gone", scenario=training)
+def lost_feeds_are_not_said(say: Method, self: SessionSupervisor, session: Any) -> None:
+    """A recovery goes back, and the feeds of the steps since are gone without a word."""
+
+
+@bug(Ticket, "use", scenario=training)
+def a_stale_item_is_used(use: Method, self: Ticket) -> bool:
+    """The age of an item is not looked at."""
+    use(self)
+    return True

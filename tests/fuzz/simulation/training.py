@@ -1,8 +1,10 @@
 """A training in the simulated cluster: monitored sessions of a chief, a standby and workers, with checkpoints on a shared disk.
 
 The chief and the standby train the same model, one after the other: whoever leads restores the newest checkpoint and continues.
-The workers wait for each step. To the faults of `scenario` come a kill at any operation of the disk, and a power cut, which
-leaves any state of the disk that a crash could leave. Whoever fails is started again, as by a launcher.
+They are fed with numbers from 1, one each step, mostly by feeds that checkpoints set back, in one loop or in two; steps and hooks
+fail in between. The workers wait for each step, through a version gate. To the faults of `scenario` come a kill at any operation of
+the disk, and a power cut, which leaves any state of the disk that a crash could leave. Whoever fails is started again, as by a
+launcher.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import contextlib
 import contextvars
 import errno
 import functools
+import itertools
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -91,6 +94,26 @@ class _Model:
         self.steps = state["steps"]
 
 
+class _Numbers:
+    """Feeds: the numbers from 1, as far as a training gets."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.last += 1
+            yield self.last
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last number."""
+        return {"last": self.last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue behind a number."""
+        self.last = state["last"]
+
+
 class TrainingCluster(Cluster):
     """The processes, the directory of their checkpoints, and what they have seen of both."""
 
@@ -142,37 +165,62 @@ class TrainingCluster(Cluster):
     # Programs.
 
     async def _train(self, process: Process, store: SharedStepStore) -> None:
-        chance, model = self.world.chance, _Model()
+        chance, model, numbers = self.world.chance, _Model(), _Numbers()
+        is_tracked = chance.random() < 0.7
 
-        async def train() -> dict[str, int]:
+        async def train(number: int) -> dict[str, int]:
             await sleep(chance.expovariate(1 / self.pace_secs))
+            self.fail_sometimes("before the step")
             model.steps += 1
+            if is_tracked and number != model.steps:
+                self.report(process, f"number {number} makes step {model.steps}")
+            if not is_tracked:
+                numbers.last = model.steps  # fed anew from there, when the program is started again
+            self.fail_sometimes("in the step")
             return {"steps": model.steps}
+
+        async def use() -> None:
+            async for _ in steps:
+                if self.over:
+                    break
 
         class Files(Saver):
             _fs: ClassVar[Any] = self.files[process]
 
         saver = Files(self.directory / "run", keep=KeepNewest(2))
         creator = ah.ChiefSessionCreator(
-            train, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=saver, global_step=store
+            train, scaffold=ah.Scaffold(tracked={"model": model, "numbers": numbers}), checkpoint_dir=saver, global_step=store
         )
-        hooks = [_Watch(self, process, model), ah.CheckpointSaverHook(every=ah.Every(steps=3), listeners=[_Saves(self, process)])]
+        watch = _Watch(self, process, model, numbers, is_tracked)
+        hooks: list[Any] = [
+            watch,
+            ah.configure(_Fails(self), order=200),
+            ah.CheckpointSaverHook(every=ah.Every(steps=3), listeners=[_Saves(self, process)]),
+        ]
         try:
-            async with ah.AsyncMonitoredSession(creator, hooks, yield_secs=None, name=str(process)) as session:
-                while not (session.should_stop() or self.over):
-                    await session.run("steps")
+            policy = ah.RecoveryPolicy(after_commit=chance.choice(("repeat", "return")), on_lost_feeds="raise")
+            async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy, yield_secs=None, name=str(process)) as session:
+                feeds, prefetch = numbers if is_tracked else itertools.count(1), chance.choice((0, 0, 1, 3))
+                steps = session.steps("steps", feeds=feeds, prefetch=prefetch)
+                if chance.random() < 0.3:
+                    session.start_soon(use)
+                await use()
         finally:
             await saver.aclose()
 
     async def _work(self, process: Process, store: SharedStepStore) -> None:
-        graph = ah.Graph()
+        graph, gate = ah.Graph(), ah.VersionGate(store, max_lag=self.world.chance.randrange(3))
 
         @graph.operation
         async def next_step() -> int:
-            seen = store.latest
-            step = await store.wait_for(seen.step + 1)
-            if (store.latest.epoch, step) <= seen:
-                self.report(process, f"waited for a step after {seen} and got {step}")
+            async with gate.admit() as ticket:
+                seen = store.latest
+                step = await store.wait_for(seen.step + self.world.chance.choice((1, 1, 3)))
+                if (store.latest.epoch, step) <= seen:
+                    self.report(process, f"waited for a step after {seen} and got {step}")
+                is_new = store.latest.epoch == ticket.position.epoch and store.latest.step - ticket.version <= gate.max_lag
+                if ticket.use() != is_new:
+                    self.report(process, f"{ticket} was used at {store.latest}: {not is_new}")
             return step
 
         creator = ah.WorkerSessionCreator(graph, global_step=store, max_wait_secs=None)
@@ -180,6 +228,13 @@ class TrainingCluster(Cluster):
             while not session.should_stop():
                 step = await session.run("next_step")
                 self.world.trace(process, "sees", step)
+        if (left := gate.statistics()).open or left.waiting:
+            self.report(process, f"left in the gate: {left}")
+
+    def fail_sometimes(self, where: str) -> None:
+        """Raise what the session recovers from."""
+        if not self.over and self.world.chance.random() < 0.02:
+            raise ah.UnavailableError(f"simulated {where}")
 
     # What they report.
 
@@ -188,7 +243,7 @@ class TrainingCluster(Cluster):
         if process.alive:
             self.history.violations.append(f"{process} at {self.world.now:.3f}: {what}")
 
-    def on_restored(self, process: Process, restored: Any, model: _Model) -> None:
+    def on_restored(self, process: Process, restored: Any, model: _Model, numbers: _Numbers) -> None:
         """A session has begun."""
         if restored is None:
             if self.durable >= 0:
@@ -198,8 +253,8 @@ class TrainingCluster(Cluster):
         self.world.trace(process, "restored", one.sequence, one.step)
         if one.sequence < self.durable:
             self.report(process, f"restored checkpoint {one.sequence}, though {self.durable} was saved")
-        if model.steps != one.step:
-            self.report(process, f"the checkpoint of step {one.step} has a model of {model.steps} steps")
+        if not model.steps == numbers.last == one.step:
+            self.report(process, f"the checkpoint of step {one.step} has {model.steps} steps, and number {numbers.last}")
 
     def on_saved(self, process: Process, sequence: int, step: int) -> None:
         """A save has returned."""
@@ -223,16 +278,33 @@ class TrainingCluster(Cluster):
 class _Watch(ah.SessionRunHook):
     """Reports what a trainer restores and makes."""
 
-    def __init__(self, cluster: TrainingCluster, process: Process, model: _Model) -> None:
-        self._cluster, self._process, self._model = cluster, process, model
+    def __init__(self, cluster: TrainingCluster, process: Process, model: _Model, numbers: _Numbers, is_tracked: bool) -> None:
+        self._cluster, self._process, self._model, self._numbers = cluster, process, model, numbers
+        self._is_tracked = is_tracked
+        self._last = 0
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
         """Report what was restored."""
-        self._cluster.on_restored(self._process, session.restored, self._model)
+        self._cluster.on_restored(self._process, session.restored, self._model, self._numbers)
+        if session.restored is not None and session.restored.checkpoint.step < self._last and not self._is_tracked:
+            self._cluster.report(self._process, f"went back from step {self._last} without a word: its feeds are gone")
 
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         """Report the step."""
+        self._last = run_context.global_step
         self._cluster.on_step(self._process, run_context.global_step, self._model.steps)
+        self._cluster.fail_sometimes("before the save")
+
+
+class _Fails(ah.SessionRunHook):
+    """Fails behind the save."""
+
+    def __init__(self, cluster: TrainingCluster) -> None:
+        self._cluster = cluster
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        """Fail sometimes."""
+        self._cluster.fail_sometimes("behind the save")
 
 
 class _Saves(ah.CheckpointSaverListener):
