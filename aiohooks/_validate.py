@@ -11,7 +11,9 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, safe_repr
+
+shown = safe_repr
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
@@ -22,18 +24,6 @@ def is_finite(value: object) -> TypeGuard[int | float]:
         return math.isfinite(value)
     except OverflowError:
         return False
-
-
-def shown(value: object) -> str:
-    """Return `repr(value)` for a message, shortened: a number of thousands of digits has none, or one that hides the message."""
-    try:
-        text = repr(value)
-    except Exception as error:
-        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN // 2]}... ({len(text)} characters)"
-
-
-_MOST_SHOWN = 200
 
 
 def check_secs(value: object, what: str, *, optional: bool = False, positive: bool = False) -> None:

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import reprlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
@@ -100,7 +101,13 @@ __all__ = [
 
 
 class AiohooksError(Exception):
-    """Base of everything that this library raises on its own account. All of it can be pickled and copied."""
+    """Base of everything that this library raises on its own account. All of it can be pickled and copied.
+
+    A message of more than 2,000 characters is shortened: no value in it, however large, hides what is said.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shortened(one, 2_000) if type(one) is str else one for one in args))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as any exception, except that it is made again without the class's own `__init__`.
@@ -453,12 +460,33 @@ def missing_extra(feature: str, extra: str) -> ImportError:
     return ImportError(f"{feature} needs a package that is not installed; pip install 'aiohooks[{extra}]'")
 
 
+class _Shortened(reprlib.Repr):
+    """Shows a part of large containers, without making the text of all of them."""
+
+    def repr_instance(self, x: object, level: int) -> str:
+        return repr(x)
+
+
+_shortened = _Shortened()
+_shortened.maxlist = _shortened.maxtuple = _shortened.maxdict = _shortened.maxset = _shortened.maxfrozenset = 8
+_shortened.maxlevel, _shortened.maxstring, _shortened.maxlong = 3, 150, 100
+
+
 def safe_repr(value: object) -> str:
-    """Return `repr(value)` for a message; a text without it if it raises, as what the message is about matters more."""
+    """Return `repr(value)` for a message, shortened: a batch of data, or a number of thousands of digits, would hide the message.
+
+    Without it if it raises, as what the message is about matters more.
+    """
     try:
-        return repr(value)
+        text = _shortened.repr(value)
     except Exception as error:
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+    return shortened(text, 1_000 if isinstance(value, BaseException) else 300)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text without its middle, if it is longer than `most`: a message says at its end what to do."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... ({len(text):,} characters) ... {text[-most // 3 :]}"
 
 
 def safe_str(value: object) -> str:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiohooks.errors import FetchError
+from aiohooks.errors import FetchError, safe_repr
 from aiohooks.graph.graph import GlobalStep, Graph, Node, Operation, Output, Placeholder, Variable
 
 Build = Callable[[Sequence[Any]], Any]
@@ -102,9 +102,8 @@ def _of_class(cls: type, build: Build, make: Callable[[Any], Any]) -> Build:
         try:
             return make(parts)
         except Exception as error:
-            raise FetchError(
-                f"the fetches have a {cls.__name__}, and none can be made of their values: {error!r}; fetch a tuple, list or dict"
-            ) from error
+            what = f"the fetches have a {cls.__name__}, and none can be made of their values: {safe_repr(error)}"
+            raise FetchError(f"{what}; fetch a tuple, list or dict") from error
 
     return build_object
 
@@ -117,8 +116,8 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
     """
     if feed_dict is not None and not isinstance(feed_dict, Mapping):
         raise FetchError(
-            f"feed_dict is {feed_dict!r}; give a mapping from nodes or names to values (in session.steps, a step function "
-            "of one parameter takes the value itself)"
+            f"feed_dict is {safe_repr(feed_dict)}; give a mapping from nodes or names to values (in session.steps, a "
+            "step function of one parameter, besides the global step, takes the value itself)"
         )
     feeds: dict[Node, Any] = {}
     pairs: list[tuple[Any, Any]] = [*feed_dict.items()] if feed_dict else []
@@ -126,7 +125,7 @@ def canonical_feeds(graph: Graph, feed_dict: Mapping[Any, Any] | None) -> dict[N
         if isinstance(key, tuple):
             keys: tuple[Any, ...] = key  # pyright: ignore[reportUnknownVariableType]
             if not isinstance(value, (tuple, list)) or len(value) != len(keys):  # pyright: ignore[reportUnknownArgumentType]
-                raise FetchError(f"feed {keys!r} needs a tuple of {len(keys)} values; got {value!r}")
+                raise FetchError(f"feed {safe_repr(keys)} needs a tuple of {len(keys)} values; got {safe_repr(value)}")  # pyright: ignore[reportUnknownArgumentType]
             pairs += zip(keys, value, strict=True)  # pyright: ignore[reportUnknownArgumentType]
             continue
         node = graph.node(key)

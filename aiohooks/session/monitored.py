@@ -14,7 +14,7 @@ from functools import partial
 from signal import Signals
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import monotonic_now, quick_now
@@ -337,6 +337,12 @@ class AsyncMonitoredSession:
             if state.name is None and not store.inline:
                 name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
             state.publisher = store.publisher(name)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("a session is entered and left by waiting: write `async with`, not `with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Here so that `with` calls `__enter__`, which says what to write."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

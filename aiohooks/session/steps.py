@@ -192,7 +192,7 @@ class Steps(Generic[T_co]):
         return await anext(self._own_loop)
 
     def __iter__(self) -> NoReturn:
-        raise TypeError("the steps of a session are awaited; write `async for ... in session.steps(...)`")
+        raise TypeError("the steps of a session are awaited: write `async for`, not `for`")
 
     async def next_values(self) -> T_co:
         """Internal: make the next run, and return what it fetched."""

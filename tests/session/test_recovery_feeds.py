@@ -139,7 +139,8 @@ async def test_each_element_makes_one_step_of_what_is_kept(
 
     feed, policy = kind(), recovery_policy(after_commit=after_commit, no_progress_limit=9, on_lost_feeds="raise")
     behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
-    hooks = [*(calling(fail, one, one) for one in ("before_run", "after_run")), behind, saving(every, background=background)]
+    before, after = calling(fail, "before_run", "before_run"), calling(fail, "after_run", "after_run")
+    hooks = [before, after, behind, saving(every, background=background)]
     creator = training(fail, tmp_path, feed=feed)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         async for _ in session.steps("train", feeds=feed, prefetch=prefetch):

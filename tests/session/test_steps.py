@@ -109,3 +109,38 @@ async def test_the_loop_may_be_left_early() -> None:
             break
         assert await session.run("loss") == 2
     assert list(feeds) == [2, 3]
+
+
+async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
+    """One parameter is fed with the element; a mapping that has its name, in a step with the global step, by name as before."""
+
+    async def add(batch: Any, global_step: int) -> dict[str, Any]:
+        return {"got": (batch, global_step)}
+
+    async with ah.AsyncMonitoredSession(add) as session:
+        feeds = [7, {"batch": 8}, {"other": 9}, None]
+        got = [one async for one in session.steps("got", feeds=feeds)]
+    assert got == [(7, 0), (8, 1), ({"other": 9}, 2), (None, 3)]
+
+
+@pytest.mark.parametrize("feed", [list(range(20_000)), {"a": 1, "x" * 50_000: 2}, "x" * 50_000], ids=["list", "key", "text"])
+async def test_a_message_is_short_however_large_the_feed(feed: Any) -> None:
+    """It says what to do; the value is shown in part."""
+
+    async def step(a: int, b: int) -> None:
+        pass
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        with pytest.raises(ah.errors.FetchError) as caught:
+            await anext(session.steps(feeds=[feed]))
+    assert 20 < len(str(caught.value)) < 2_100
+
+
+async def test_statements_without_async_say_what_to_write() -> None:
+    """`with` on a session, `for` over its steps."""
+    session = ah.AsyncMonitoredSession(double)
+    with pytest.raises(TypeError, match="write `async with`"), session:
+        pass
+    async with session:
+        with pytest.raises(TypeError, match="write `async for`"):
+            list(session.steps())  # pyright: ignore

@@ -2,8 +2,8 @@
 
 The chief and the standby train the same model, one after the other: whoever leads restores the newest checkpoint and continues.
 They are fed with numbers from 1, one each step, mostly by feeds that checkpoints set back, in one loop or in two; steps and hooks
-fail in between. The workers wait for each step, through a version gate. To the faults of `scenario` come a kill at any operation of
-the disk, and a power cut, which leaves any state of the disk that a crash could leave. Whoever fails is started again, as by a
+fail in between. The workers wait for each step, through a version gate. To the faults of `scenario` come a kill at any operation
+of the disk, and a power cut, which leaves any state of the disk that a crash could leave. Whoever fails is started again, as by a
 launcher.
 """
 
