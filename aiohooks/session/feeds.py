@@ -292,13 +292,15 @@ class FeedsAhead(Waiting):
             await wait_done([self._reader], self._supervisor.grace_secs)
             self._ended, self._failure = False, None
 
-    def continue_reading(self, restored: Iterable[object]) -> None:
-        """Read on for those who wait, from the state that these objects have been given: what is in use comes again."""
+    def note_restored(self) -> None:
+        """Note that the feeds were given the state of a checkpoint: what is in use comes again."""
+        self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
+        self._supervisor.set_back.update(self._in_use)
+        self._in_use.clear()
+
+    def continue_reading(self) -> None:
+        """Read on for those who wait, from the state that the feeds have now."""
         self._restoring = False
-        if self.is_one_of(restored):
-            self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
-            self._supervisor.set_back.update(self._in_use)
-            self._in_use.clear()
         self._notify_change()
 
     # -- the task

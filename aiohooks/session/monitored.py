@@ -288,10 +288,8 @@ class AsyncMonitoredSession:
         """
         if self._state.phase == "new":
             self._run_lock.check_entered()
-        return Steps(
-            self, self._supervisor, self._run_lock, fetches, feeds, producer,
-            prefetch=prefetch, thread=thread, batch=batch, max_wait_secs=max_wait_secs,
-        )  # fmt: skip
+        options = feeds, producer, prefetch, thread, batch, max_wait_secs
+        return Steps(self, self._supervisor, self._run_lock, fetches, *options)
 
     # -- entering and leaving
 

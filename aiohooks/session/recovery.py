@@ -415,12 +415,14 @@ class SessionSupervisor:
             created.state_of = self._state_of
             created.inherit_grace_secs(self.grace_secs)
             restore_hooks(created)
+            for feeds in self.feeds:
+                if created.restored is not None and feeds.is_one_of(_tracked(created)):
+                    feeds.note_restored()  # before a hook can fail: what is in use comes again
             self._say_what_is_gone(created)
         await self._hooks.after_create_session(session, self.coord)
         await self._check_open()
-        restored: Collection[object] = () if getattr(session, "restored", None) is None else _tracked(session)
         for feeds in self.feeds:
-            feeds.continue_reading(restored)
+            feeds.continue_reading()
         return session
 
     def _say_what_is_gone(self, session: Session) -> None:

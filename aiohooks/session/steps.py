@@ -126,12 +126,11 @@ class Steps(Generic[T_co]):
         run_lock: RunLock,
         fetches: Any,
         feeds: Feeds | None,
-        producer: Producer | None = None,
-        *,
-        prefetch: int = 0,
-        thread: bool = False,
-        batch: int | None = None,
-        max_wait_secs: float | None = None,
+        producer: Producer | None,
+        prefetch: int,
+        thread: bool,
+        batch: int | None,
+        max_wait_secs: float | None,
     ) -> None:
         self._session = session
         self._supervisor = supervisor
@@ -143,45 +142,49 @@ class Steps(Generic[T_co]):
         self._parameter = placeholders[0] if len(placeholders) == 1 else None
         self._takes_mappings = len(inputs) != 1
         self._own_loop: AsyncIterator[T_co] | None = None
-        given: Any = feeds
         self._source: PlainFeeds | QueueFeeds | FeedsAhead | None = None
         producers = checked_producers(producer)
         check_int(prefetch, "prefetch")
         check_int(batch, "batch", 1, optional=True)
         check_secs(max_wait_secs, "max_wait_secs", optional=True)
-        if (prefetch or thread) and (
-            not isinstance(feeds, (AsyncIterable, Iterable)) or (thread and isinstance(feeds, AsyncIterable))
-        ):
-            raise InvalidArgumentError(
-                f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(feeds)}; prefetch is for feeds to iterate "
-                "over, thread=True for those that block, and a queue holds what its producer puts in ahead of the runs already"
-            )
-        if not isinstance(feeds, asyncio.Queue):
-            if producer is not None:
-                # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
+        what: Any = feeds
+        is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not isinstance(feeds, (Mapping, str, bytes))
+        if prefetch or thread:
+            if not is_iterable or (thread and isinstance(feeds, AsyncIterable)):
                 raise InvalidArgumentError(
-                    f"producer is for feeds out of an asyncio.Queue, and feeds is {safe_repr(feeds)}; in an async generator, "
-                    "wait for the producer with `await session.until(queue.get(), producer=...)`"
+                    f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(what)}; prefetch is for feeds to "
+                    "iterate over, thread=True for those that block; a queue holds what its producer puts in ahead of the runs"
                 )
-            if batch is not None or max_wait_secs is not None:
-                raise InvalidArgumentError(
-                    f"batch is {batch}, max_wait_secs is {max_wait_secs}, and feeds is {safe_repr(feeds)}; they are for an "
-                    "asyncio.Queue, as other feeds give batches themselves"
-                )
-        if isinstance(feeds, asyncio.Queue):
+        elif isinstance(feeds, asyncio.Queue):
             if max_wait_secs is not None and batch is None:
                 raise InvalidArgumentError(f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well")
             self._source = QueueFeeds(feeds, producers, batch, max_wait_secs, supervisor.root)
-        elif isinstance(feeds, AsyncIterable) or (isinstance(feeds, Iterable) and (prefetch or thread or is_stateful(feeds))):
-            self._source = FeedsAhead(feeds, prefetch, thread=thread, supervisor=supervisor)
-        elif isinstance(feeds, Iterable) and not isinstance(feeds, (Mapping, str, bytes)):
-            self._source = PlainFeeds(feeds, supervisor.state)
-        elif feeds is not None:
-            close_unawaited(given)
+            return
+        if producer is not None:
+            # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
             raise InvalidArgumentError(
-                f"feeds is {safe_repr(given)}; give something to iterate over, sync or async, that has an element for each step, "
+                f"producer is for feeds out of an asyncio.Queue, and feeds is {safe_repr(what)}; in an async generator, wait for "
+                "the producer with `await session.until(queue.get(), producer=...)`"
+            )
+        if batch is not None or max_wait_secs is not None:
+            raise InvalidArgumentError(
+                f"batch is {batch}, max_wait_secs is {max_wait_secs}, and feeds is {safe_repr(what)}; they are for an "
+                "asyncio.Queue, and other feeds give batches themselves"
+            )
+        if feeds is None:
+            return
+        if not is_iterable:
+            close_unawaited(what)
+            raise InvalidArgumentError(
+                f"feeds is {safe_repr(what)}; give something to iterate over, sync or async, that has an element for each step, "
                 "or an asyncio.Queue"
             )
+        if getattr(what, "gi_frame", what) is None or getattr(what, "ag_frame", what) is None:
+            raise InvalidArgumentError(f"feeds is {what!r}, which has ended; a generator gives its elements once: make a new one")
+        if isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(feeds):
+            self._source = FeedsAhead(what, prefetch, thread=thread, supervisor=supervisor)
+        else:
+            self._source = PlainFeeds(what, supervisor.state)
 
     def __aiter__(self) -> AsyncIterator[T_co]:
         return Loop(self, self._supervisor)

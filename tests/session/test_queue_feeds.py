@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -201,3 +202,16 @@ async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str
     async with ah.AsyncMonitoredSession(same) as session:
         with refused(ah.errors.InvalidArgumentError, says):
             session.steps("same", **options)
+
+
+async def test_a_generator_that_has_ended_is_refused() -> None:
+    """It would give no element, and the loop would end without a word."""
+
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        for feeds in (numbers(), (one for one in (1,))):
+            assert [one async for one in session.steps("same", feeds=feeds)] == [1]
+            with refused(ah.errors.InvalidArgumentError, "which has ended", "make a new one"):
+                session.steps("same", feeds=feeds)

@@ -140,7 +140,7 @@ async def test_each_element_makes_one_step_of_what_is_kept(
     feed, policy = kind(), recovery_policy(after_commit=after_commit, no_progress_limit=9, on_lost_feeds="raise")
     behind = ah.configure(calling(fail, "after_run", "behind"), order=200)
     before, after = calling(fail, "before_run", "before_run"), calling(fail, "after_run", "after_run")
-    hooks = [before, after, behind, saving(every, background=background)]
+    hooks: list[Any] = [before, after, behind, saving(every, background=background)]
     creator = training(fail, tmp_path, feed=feed)
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
         async for _ in session.steps("train", feeds=feed, prefetch=prefetch):
@@ -209,6 +209,25 @@ async def test_an_abandoned_run_leaves_its_element_in_the_state(tmp_path: Path, 
                 async for one in session.steps("train", feeds=feed, prefetch=prefetch):
                     seen = [*one]
     assert tuple(seen) == ALL
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_a_recovery_that_ends_the_session_leaves_the_feeds_with_its_step(tmp_path: Path, prefetch: int) -> None:
+    """A hook ends the session when it gets the new one: what is saved then is the step of the checkpoint and its feeds."""
+    sessions: list[ah.Session] = []
+
+    async def see(session: ah.Session, coord: ah.Coordinator) -> None:
+        sessions.append(session)
+        if len(sessions) == 2:
+            raise ah.OutOfRangeError("enough")
+
+    feed = Feed()
+    hooks = [PhaseHook("after_create_session", see), saving(5, background=False)]
+    creator = training(fails_once(("step", 9)), tmp_path, feed=feed)
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=recovery_policy()) as session:
+        async for _ in session.steps("train", feeds=feed, prefetch=prefetch):
+            pass
+    assert (session.global_step.latest.step, feed.position) == (5, 5)
 
 
 # -- what cannot be set back

@@ -203,10 +203,10 @@ def the_oldest_checkpoint_is_restored(checkpoint_names: Method, names: Any) -> A
     return checkpoint_names(names)[::-1]
 
 
-@bug(FeedsAhead, "continue_reading", scenario=training)
-def an_interrupted_element_is_repeated(continue_reading: Method, self: FeedsAhead, restored: Any) -> None:
+@bug(FeedsAhead, "note_restored", scenario=training)
+def an_interrupted_element_is_repeated(note_restored: Method, self: FeedsAhead) -> None:
     """The run of an element is repeated before those that come again, and the element comes once more."""
-    continue_reading(self, restored)
+    note_restored(self)
     self._supervisor.set_back.clear()
 
 
