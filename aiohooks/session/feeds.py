@@ -24,7 +24,6 @@ from aiohooks.session.producers import Producers
 
 if TYPE_CHECKING:
     from aiohooks.session._state import SessionState
-    from aiohooks.session.coordinator import Coordinator
     from aiohooks.session.recovery import SessionSupervisor
 
 _END: Any = object()
@@ -43,45 +42,52 @@ class BatchWaitOver(Exception):
     """Ends the wait for the rest of a batch."""
 
 
-class Taken(NamedTuple):
-    """An element, and the states of the feeds before and behind it, if they have any."""
+class _Source:
+    """What each source has: the elements that were taken and not used, and a note of those that made steps."""
 
-    element: Any
-    before: Any = None
-    behind: Any = None
-
-
-class PlainFeeds:
-    """An iterable, which is asked for an element when a step begins, and in a drain no more."""
-
-    def __init__(self, feeds: Iterable[Any], state: SessionState) -> None:
-        self._iterator = iter(feeds)
-        self._state = state
-        self._left: deque[Taken] = deque()
+    def __init__(self, supervisor: SessionSupervisor) -> None:
+        self._supervisor = supervisor
+        self._state = supervisor.state
+        self._left: deque[Any] = deque()
 
     @property
     def unused(self) -> list[Any]:
-        return [one.element for one in self._left]
+        """The elements that were taken and not used, in order."""
+        return [*self._left]
 
-    def take(self) -> Taken:
+    def put_back(self, element: Any) -> None:
+        """Make an element the next one again: the run that got it has changed nothing."""
+        self._left.appendleft(element)
+
+    def use(self, element: Any) -> None:
+        """Count an element as used: its run is complete."""
+        session = self._state.session
+        if session is not None:
+            self._supervisor.fed_step = session.committed_step
+
+
+class PlainFeeds(_Source):
+    """An iterable, which is asked for an element when a step begins, and in a drain no more."""
+
+    def __init__(self, feeds: Iterable[Any], supervisor: SessionSupervisor) -> None:
+        super().__init__(supervisor)
+        self._iterator = iter(feeds)
+
+    def take(self) -> Any:
         if self._left:
             return self._left.popleft()
         if self._state.drain_reason is not None:
             raise StopAsyncIteration
         try:
+            if not self._state.observers:
+                return next(self._iterator)
             with observing(self._state.observers, "feed", "next feed"):
-                return Taken(next(self._iterator))
+                return next(self._iterator)
         except StopIteration:
             raise StopAsyncIteration from None
 
-    def put_back(self, taken: Taken) -> None:
-        self._left.appendleft(taken)
 
-    def use(self, taken: Taken) -> None:
-        """The run of the element is complete."""
-
-
-class QueueFeeds:
+class QueueFeeds(_Source):
     """A queue, of which each step gets an element, or with `batch` a list of up to so many; counts in it what was used."""
 
     def __init__(
@@ -90,19 +96,15 @@ class QueueFeeds:
         producers: Producers | None,
         batch: int | None,
         max_wait_secs: float | None,
-        root: Coordinator,
+        supervisor: SessionSupervisor,
     ) -> None:
+        super().__init__(supervisor)
         self._queue = queue
         self._producers = producers
         self._batch = batch
         self._max_wait_secs = max_wait_secs
-        self._root = root
-        self._left: deque[Any] = deque()  # out of the queue, and not used
+        self._root = supervisor.root
         self._ended = False
-
-    @property
-    def unused(self) -> list[Any]:
-        return [*self._left]
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         """Wait until there is an element, and then for the rest of its batch. What was taken stays here if this is cancelled."""
@@ -141,22 +143,31 @@ class QueueFeeds:
         except _QueueShutDown:
             self._ended = True
 
-    def take(self) -> Taken:
+    def take(self) -> Any:
         if not self._left:
             raise StopAsyncIteration
         if self._batch is None:
-            return Taken(self._left.popleft())
-        return Taken([self._left.popleft() for _ in range(min(self._batch, len(self._left)))])
+            return self._left.popleft()
+        return [self._left.popleft() for _ in range(min(self._batch, len(self._left)))]
 
-    def put_back(self, taken: Taken) -> None:
-        self._left.extendleft([taken.element] if self._batch is None else reversed(taken.element))
+    def put_back(self, element: Any) -> None:
+        self._left.extendleft([element] if self._batch is None else reversed(element))
 
-    def use(self, taken: Taken) -> None:
-        for _ in range(1 if self._batch is None else len(taken.element)):
+    def use(self, element: Any) -> None:
+        super().use(element)
+        for _ in range(1 if self._batch is None else len(element)):
             self._queue.task_done()
 
 
-class FeedsAhead(Waiting):
+class _Taken(NamedTuple):
+    """An element, and the states of the feeds before and behind it, if they have any."""
+
+    element: Any
+    before: Any
+    behind: Any
+
+
+class FeedsAhead(_Source, Waiting):
     """Reads feeds in one task of the session, in order, up to `ahead` elements further than was asked for.
 
     The task begins with the first element. It ends with the feeds, in a drain before the next element, at a stop or with the
@@ -169,17 +180,17 @@ class FeedsAhead(Waiting):
     def __init__(
         self, feeds: AsyncIterable[Any] | Iterable[Any], ahead: int, *, thread: bool, supervisor: SessionSupervisor
     ) -> None:
+        super().__init__(supervisor)
         self._feeds = feeds
         self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
         self._ahead = ahead
         self._thread = thread
-        self._supervisor = supervisor
-        self._taken: deque[Taken] = deque()
+        self._left: deque[_Taken]
         self._read_state: Any = None
         """The state of the feeds behind the element that was read last."""
         self._asked_state: Any = None
         """The same of the one that was asked for last."""
-        self._in_use: dict[asyncio.Task[Any], Taken] = {}
+        self._in_use: dict[asyncio.Task[Any], _Taken] = {}
         """The elements that runs of these tasks use, or are about to."""
         self._failure: Exception | None = None
         self._ended = False
@@ -194,8 +205,7 @@ class FeedsAhead(Waiting):
 
     @property
     def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order."""
-        return [one.element for one in self._taken]
+        return [one.element for one in self._left]
 
     @property
     def own_reader(self) -> asyncio.Task[None] | None:
@@ -208,7 +218,7 @@ class FeedsAhead(Waiting):
     @property
     def is_ready(self) -> bool:
         """Whether `take` has an answer: an element, a failure or the end."""
-        return bool(self._taken) or self._failure is not None or self._ended
+        return bool(self._left) or self._failure is not None or self._ended
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         """Wait until `take` has an answer. No element is lost with this wait."""
@@ -223,7 +233,7 @@ class FeedsAhead(Waiting):
         try:
             while not self.is_ready:
                 if self._reader is None and not self._restoring:
-                    self._read_state = self._asked_state = self._state()
+                    self._read_state = self._asked_state = self._feeds_state()
                     if self not in self._supervisor.feeds:
                         self._supervisor.feeds.append(self)
                     self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
@@ -231,38 +241,39 @@ class FeedsAhead(Waiting):
         finally:
             self._asking -= 1
 
-    def take(self) -> Taken:
+    def take(self) -> Any:
         """Return the next element, for a run of the current task.
 
         Raises:
             StopAsyncIteration: the feeds have ended.
             Exception: the failure of the feeds.
         """
-        if not self._taken and self._failure is not None:
+        if not self._left and self._failure is not None:
             error, self._failure = self._failure, None
             raise_unchanged(error)
-        if not self._taken:
+        if not self._left:
             if self in self._supervisor.feeds:
                 self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
-        taken = self._in_use[current_task()] = self._taken.popleft()
+        taken = self._in_use[current_task()] = self._left.popleft()
         self._asked_state = taken.behind
         self._notify_change()
-        return taken
+        return taken.element
 
-    def put_back(self, taken: Taken) -> None:
-        """Make an element the next one again: the run that got it has changed nothing."""
-        if self._in_use.pop(current_task(), None) is None:
+    def put_back(self, element: Any) -> None:
+        taken = self._in_use.pop(current_task(), None)
+        if taken is None:
             return  # these feeds were restored meanwhile
         if self._reader is None and self._stateful is not None:
             self._stateful.load_state_dict(taken.before)
         else:
-            self._taken.appendleft(taken)
+            self._left.appendleft(taken)
         self._asked_state = taken.before
 
-    def use(self, taken: Taken) -> None:
-        """Count an element as used: its run is complete."""
+    def use(self, element: Any) -> None:
         self._in_use.pop(current_task(), None)
+        if not self._supervisor.are_tracked(self):
+            super().use(element)
 
     def is_one_of(self, ones: Iterable[object]) -> bool:
         """Return whether the feeds are one of these objects."""
@@ -280,7 +291,7 @@ class FeedsAhead(Waiting):
         for task, taken in self._in_use.items():
             if not self._supervisor.has_committed(task):
                 return taken.before
-        return self._state() if self._reader is None else self._asked_state
+        return self._feeds_state() if self._reader is None else self._asked_state
 
     async def stop_reading(self) -> None:
         """Stop reading feeds whose state is about to be restored; they are read anew from there, after `continue_reading`."""
@@ -318,7 +329,7 @@ class FeedsAhead(Waiting):
             self._reader = None
             if not used and self._stateful is not None:
                 self._stateful.load_state_dict(self._asked_state)
-                self._taken.clear()
+                self._left.clear()
 
     async def _take_all(self) -> None:
         """Take the elements in one task: what a generator has around its `yield`, such as a time limit, belongs to a task."""
@@ -334,20 +345,20 @@ class FeedsAhead(Waiting):
             await self._close(iterator)
         self._ended = True
         self._notify_change()
-        while self._taken:  # their states are known until they are used
+        while self._left:  # their states are known until they are used
             await self._wait_for_change()
 
     async def _take_next(self, iterator: Any) -> bool:
         """Take the next element when there is room for it; return whether there was one."""
-        while len(self._taken) >= max(self._ahead, bool(self._asking)):
+        while len(self._left) >= max(self._ahead, bool(self._asking)):
             await self._wait_for_change()
         if self._supervisor.state.drain_reason is not None:
             return False
-        taken: list[Taken] = []
+        taken: list[_Taken] = []
 
         def note(element: Any) -> None:
-            before, self._read_state = self._read_state, self._state()
-            taken.append(Taken(element, before, self._read_state))
+            before, self._read_state = self._read_state, self._feeds_state()
+            taken.append(_Taken(element, before, self._read_state))
 
         def take() -> None:
             self._taking = True
@@ -366,7 +377,7 @@ class FeedsAhead(Waiting):
                 else:
                     take()
         finally:  # a thread ends with its element, also after a cancel
-            self._taken.extend(one for one in taken if one.element is not _END)
+            self._left.extend(one for one in taken if one.element is not _END)
             self._notify_change()
         return taken[0].element is not _END
 
@@ -380,7 +391,7 @@ class FeedsAhead(Waiting):
         elif hasattr(iterator, "close"):
             await to_thread(iterator.close, grace_secs=self._supervisor.grace_secs) if self._thread else iterator.close()
 
-    def _state(self) -> Any:
+    def _feeds_state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
 
     async def _wait_for_change(self) -> None:

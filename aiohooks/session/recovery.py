@@ -34,13 +34,13 @@ from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState, end_tasks
 from aiohooks.session.coordinator import Coordinator, owner_of
 from aiohooks.session.creators import ChiefSessionCreator, SessionCreator, restore_hooks
-from aiohooks.session.feeds import FeedsAhead
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
     from aiohooks._aio.overlap import RunWaits
     from aiohooks.checkpoint.stateful import Stateful
+    from aiohooks.session.feeds import FeedsAhead
     from aiohooks.session.steps import Loop
 
 _logger = logging.getLogger("aiohooks")
@@ -182,8 +182,10 @@ class SessionSupervisor:
         """The feeds that a task reads."""
         self.set_back: set[asyncio.Task[Any]] = set()
         """The tasks whose element a recovery has taken back, until their run has ended."""
-        self._fed_step, self._reached = 0, -1
-        """The last step of a loop whose feeds cannot be set back; and the last one before a recovery, or -1."""
+        self.fed_step: int = 0
+        """The last step of a loop whose feeds cannot be set back."""
+        self._reached = -1
+        """The last step before a recovery, or -1."""
         self._was_fed = False
         self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
         """The loops of steps that have begun and not ended; one that was left is not referred to any more."""
@@ -206,11 +208,10 @@ class SessionSupervisor:
             epoch = session.global_step.latest.epoch
             self.committed = CommittedRun(result, Position(epoch, session.committed_step))
 
-    def note_fed(self, source: object) -> None:
-        """Note that a run of a loop is complete, which a recovery may undo; unless its feeds are restored with it."""
+    def are_tracked(self, feeds: FeedsAhead) -> bool:
+        """Return whether a recovery that restores the session sets these feeds back."""
         session = self.state.session
-        if session is not None and not (isinstance(source, FeedsAhead) and source.is_one_of(_tracked(session))):
-            self._fed_step = session.global_step.latest.step
+        return session is not None and feeds.is_one_of(_tracked(session))
 
     def has_committed(self, task: asyncio.Task[Any]) -> bool:
         """Return whether a run of `task` is in progress that has been committed."""
@@ -218,12 +219,8 @@ class SessionSupervisor:
         return self.state.runner is task and scope is not None and scope.committed
 
     def _uses_tracked_feeds(self) -> bool:
-        task, session = self.state.runner, self.state.session
-        return (
-            task is not None
-            and session is not None
-            and any(feeds.is_used_by(task) and feeds.is_one_of(_tracked(session)) for feeds in self.feeds)
-        )
+        task = self.state.runner
+        return task is not None and any(feeds.is_used_by(task) and self.are_tracked(feeds) for feeds in self.feeds)
 
     async def recover(self, error: BaseException) -> CommittedRun | None:
         """Replace the session after `error` came out of a run.
@@ -427,7 +424,7 @@ class SessionSupervisor:
 
     def _say_what_is_gone(self, session: Session) -> None:
         """Say in a recovery how many steps a restored session has gone back, and what a session in memory has kept."""
-        label, reached, fed_step, feeds = self.state.label, self._reached, self._fed_step, self.feeds
+        label, reached, fed_step, feeds = self.state.label, self._reached, self.fed_step, self.feeds
         if reached < 0:
             return  # the first session
         if session.restored is None:
@@ -437,7 +434,7 @@ class SessionSupervisor:
                 _logger.warning("%s: continues with the tracked objects %s as the failed run has left them", label, names)
             return
         step = session.restored.checkpoint.step
-        self._reached, self._fed_step = step, min(fed_step, step)
+        self._reached, self.fed_step = step, min(fed_step, step)
         if step >= reached:
             return
         are_set_back = any(one.is_one_of(_tracked(session)) for one in feeds)

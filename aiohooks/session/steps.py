@@ -19,7 +19,7 @@ from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
 from aiohooks.session._state import close_unawaited
-from aiohooks.session.feeds import BatchWaitOver, FeedsAhead, FeedWait, PlainFeeds, QueueFeeds, Taken
+from aiohooks.session.feeds import BatchWaitOver, FeedsAhead, FeedWait, PlainFeeds, QueueFeeds
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.producers import Producer, Producers, checked_producers
 from aiohooks.session.recovery import FeedsSetBack, SessionSupervisor
@@ -158,7 +158,7 @@ class Steps(Generic[T_co]):
         elif isinstance(feeds, asyncio.Queue):
             if max_wait_secs is not None and batch is None:
                 raise InvalidArgumentError(f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well")
-            self._source = QueueFeeds(feeds, producers, batch, max_wait_secs, supervisor.root)
+            self._source = QueueFeeds(feeds, producers, batch, max_wait_secs, supervisor)
             return
         if producer is not None:
             # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
@@ -181,10 +181,10 @@ class Steps(Generic[T_co]):
             )
         if getattr(what, "gi_frame", what) is None or getattr(what, "ag_frame", what) is None:
             raise InvalidArgumentError(f"feeds is {what!r}, which has ended; a generator gives its elements once: make a new one")
-        if isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(feeds):
+        if isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(what):
             self._source = FeedsAhead(what, prefetch, thread=thread, supervisor=supervisor)
         else:
-            self._source = PlainFeeds(what, supervisor.state)
+            self._source = PlainFeeds(what, supervisor)
 
     def __aiter__(self) -> AsyncIterator[T_co]:
         return Loop(self, self._supervisor)
@@ -206,19 +206,19 @@ class Steps(Generic[T_co]):
                 await lock.give_turn()  # before the next feed, which a stop would lose
             if self._session.should_stop():
                 raise StopAsyncIteration
-            if source is None:
-                if state.drain_reason is not None:
-                    raise StopAsyncIteration
-                taken = _NO_FEED
-            else:
+            element = fed = None
+            if source is not None:
                 if not isinstance(source, PlainFeeds):
                     if state.current.errors and state.recovers(state.current.errors[0]):
                         await self._session.run_step_fn(_do_nothing)
                     await source.wait_ready(self._wait_for_feed)
-                taken = source.take()
+                element = source.take()
+                fed = self._feed_dict(element)
+            elif state.drain_reason is not None:
+                raise StopAsyncIteration
             before = state.waits.scope
             try:
-                values: T_co = await self._session.run(self._fetches, self._feed_dict(taken))
+                values: T_co = await self._session.run(self._fetches, fed)
             except BaseException as error:
                 if isinstance(error, StopAsyncIteration):  # the `async for` ends as if the feeds had
                     state.record_end(f"a run ended with {safe_repr(error)}")
@@ -226,7 +226,7 @@ class Steps(Generic[T_co]):
                 if source is not None:
                     scope = state.waits.scope
                     made = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed
-                    (source.use if made else source.put_back)(taken)
+                    (source.use if made else source.put_back)(element)
                 if isinstance(error, FeedsSetBack):
                     continue
                 raise
@@ -234,17 +234,15 @@ class Steps(Generic[T_co]):
                 if supervisor.set_back:
                     supervisor.set_back.discard(current_task())
             if source is not None:
-                source.use(taken)
-                supervisor.note_fed(source)
+                source.use(element)
             return values
 
-    def _feed_dict(self, taken: Taken) -> Any:
+    def _feed_dict(self, element: Any) -> Any:
         """Return what a run is fed with: the argument of a step function, or a mapping."""
         name = self._parameter
-        if name is None or taken is _NO_FEED:
-            return taken.element
-        feed = taken.element
-        return feed if self._takes_mappings and issubclass(type(feed), Mapping) and name in feed else {name: feed}
+        if name is None or (self._takes_mappings and issubclass(type(element), Mapping) and name in element):
+            return element
+        return {name: element}
 
     @property
     def unused(self) -> list[Any]:
@@ -292,9 +290,6 @@ class Loop(AsyncIterator[T_co]):
             if isinstance(error, StopAsyncIteration):
                 raise
             raise StopAsyncIteration from None
-
-
-_NO_FEED = Taken(None)
 
 
 async def _do_nothing(context: StepContext) -> None:

@@ -214,7 +214,7 @@ def an_interrupted_element_is_repeated(note_restored: Method, self: FeedsAhead) 
 def a_position_is_saved_too_far(used_state: Method, self: FeedsAhead) -> Any:
     """The state in a checkpoint counts what was read ahead, and has made no step."""
     used_state(self)
-    return self._state()
+    return self._feeds_state()
 
 
 @bug(FeedsAhead, "stop_reading", scenario=training)
