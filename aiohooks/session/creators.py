@@ -17,6 +17,7 @@ from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotRe
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
+from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore, Term
 from aiohooks.stores.memory import MemoryStepStore
 
@@ -27,24 +28,25 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("aiohooks")
 
 
-async def set_step(store: StepStore, step: int) -> None:
+async def set_step(store: StepStore, step: int, seen: Position | None = None) -> None:
     """Raise a step store that is behind, which wakes its waiters; reset one that is ahead, in a new epoch.
 
-    A store of several processes is also reset if it is behind, or has never moved: its engine may have lost its data. A process
-    that knows a later step from before, and comes back only now, must not raise the step beyond what was restored.
+    A store of several processes is also reset if it is behind, or has never moved, now or when it was `seen` before: its engine
+    may have lost its data. A process that knows a later step from before, and comes back only now, must not raise the step
+    beyond what was restored.
     """
     latest = await store.value()
-    may_be_lost = not store.inline and (latest.step < step or latest == (1, 0))
+    may_be_lost = not store.inline and (latest.step < step or (1, 0) in (latest, seen))
     if latest.step > step or may_be_lost:
         await store.reset(step)
     elif latest.step < step:
         await store.raise_to(step)
 
 
-async def restore_session(session: Session, restored: Restored) -> None:
+async def restore_session(session: Session, restored: Restored, seen: Position | None = None) -> None:
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows later.
 
-    The step store is set by `set_step`.
+    The step store is set by `set_step`, which is given what was `seen` of it before.
 
     Raises:
         CheckpointMismatchError: the checkpoint has other variables or tracked objects.
@@ -60,7 +62,7 @@ async def restore_session(session: Session, restored: Restored) -> None:
             raise CheckpointMismatchError(
                 f"{what} has variable {name!r} with shape {shapes[1]}; here it has shape {shapes[0]}. Was the model changed?"
             )
-    await set_step(session.global_step, step)
+    await set_step(session.global_step, step, seen)
     session.variables.assign({name: variables[name] for name in own})
     session.committed_step = step
     for name, one in session.tracked.items():
@@ -310,7 +312,7 @@ class ChiefSessionCreator(_Creator):
             lead = self.global_step.lead()
             await lead.__aenter__()
             self._lead = lead
-        await self.global_step.value()  # so that the latest position is known
+        seen = await self.global_step.value()  # so that the latest position is known
         first = await variables.claim()
 
         async def initialise(session: Session) -> None:
@@ -319,7 +321,7 @@ class ChiefSessionCreator(_Creator):
             if self._saver is not None and (first or (self._created and self.restores_again)):
                 restored = await self._saver.restore(missing_ok=True)
                 if restored is not None:
-                    await restore_session(session, restored)
+                    await restore_session(session, restored, seen)
             if first and session.restored is None and self._scaffold.init_fn is not None:
                 await self._scaffold.init_fn(session)
 

@@ -369,3 +369,24 @@ async def test_name_of_a_session_in_other_processes(name: str | None, known_as: 
         await here.flush()
         await there.value()
         assert str(there).partition("published by ")[2].startswith(known_as.format(pid=os.getpid()))
+
+
+async def test_a_restore_resets_a_store_that_had_lost_its_data_meanwhile(tmp_path: Path) -> None:
+    """Another process has brought back the step of the checkpoint; one that knows a later step must not raise it."""
+    for engine in (FakeEngine(), lost := FakeEngine()):
+        async with FakeStepStore(engine) as steps, FakeStepStore(engine) as other:
+
+            class Slow(ah.Saver):
+                async def restore(self, step: int | None = None, *, other: ah.StepStore = other) -> Any:
+                    await other.raise_to(3)
+                    return await super().restore(step)
+
+            saver = ah.Saver(tmp_path) if engine is not lost else Slow(tmp_path)
+            creator = ah.ChiefSessionCreator(model(), checkpoint_dir=saver, global_step=steps)
+            async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
+                if engine is not lost:
+                    for _ in range(3):
+                        await session.run("train")
+                else:
+                    assert (await other.value()) == (2, 3)
+            await saver.aclose()

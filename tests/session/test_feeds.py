@@ -356,50 +356,6 @@ async def test_an_abandoned_step_is_not_in_the_state(tmp_path: Path, later: int)
     assert restored.state["tracked"]["data"] == {"position": 2}
 
 
-async def test_a_recovery_reads_restored_feeds_anew(tmp_path: Path) -> None:
-    """What was taken ahead of the restored state is dropped, and taken again from there."""
-    loader, used, failures = Loader(), list[int](), [ah.AbortedError("lost")]
-
-    async def step(batch: int) -> int:
-        await ticks(5)
-        if len(used) == 5 and failures:
-            raise failures.pop()
-        used.append(batch)
-        return batch
-
-    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
-    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2)), ah.StopAtStepHook(last_step=8)]
-    async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-        async for _ in session.steps("step", feeds=loader, prefetch=3):
-            pass
-    # Restored at step 4, the feeds continue behind it; the element of the run that failed is one of these.
-    assert used == [0, 1, 2, 3, 4, 4, 5, 6, 7]
-    assert loader.position == 8
-
-
-@pytest.mark.parametrize("prefetch", [0, 1, 3, 10])
-@pytest.mark.parametrize("failing", [5, 7])
-async def test_a_recovery_behind_the_end_of_the_feeds(tmp_path: Path, prefetch: int, failing: int) -> None:
-    """Feeds that were read to their end, some elements of which were not used yet, are read anew from the restored state."""
-    loader, used, failures = Loader(8), list[int](), [ah.AbortedError("lost")]
-
-    async def step(batch: int) -> int:
-        await ticks(20)
-        if len(used) == failing and failures:
-            raise failures.pop()
-        used.append(batch)
-        return batch
-
-    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
-    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=4), background=False)]
-    async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-        async for _ in session.steps("step", feeds=loader, prefetch=prefetch):
-            pass
-        assert session.status().recoveries == 1
-    assert used == [*range(failing), 4, 5, 6, 7]
-    assert loader.position == 8
-
-
 @pytest.mark.parametrize("count", [4, 20], ids=["behind the end", "before the end"])
 @pytest.mark.parametrize("prefetch", [1, 3])
 async def test_a_recovery_begins_no_other_pass(prefetch: int, count: int) -> None:

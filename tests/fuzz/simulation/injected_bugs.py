@@ -177,7 +177,7 @@ def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
 
 
 @bug(creators, "set_step", scenario=training)
-async def a_restored_step_is_only_raised(set_step: Method, store: SharedStepStore, step: int) -> None:
+async def a_restored_step_is_only_raised(set_step: Method, store: SharedStepStore, step: int, seen: Position) -> None:
     """After a loss, who knows a later step from before moves that of a chief that has restored an earlier one."""
     latest = (await store.value()).step
     await (store.raise_to(step) if latest <= step else store.reset(step))
