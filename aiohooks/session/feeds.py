@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from aiohooks._aio.cancel import current_task, to_thread, wait_done
 from aiohooks._aio.clock import current_clock, wake
@@ -19,23 +20,20 @@ from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Wait
 from aiohooks._diagnostics import Waiting
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
-from aiohooks.errors import StopRequestedError, raise_unchanged
+from aiohooks.errors import StopRequestedError, raise_unchanged, safe_repr
 from aiohooks.session.producers import Producers
 
 if TYPE_CHECKING:
     from aiohooks.session._state import SessionState
     from aiohooks.session.recovery import SessionSupervisor
 
+_logger = logging.getLogger("aiohooks")
 _END: Any = object()
 _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())  # since Python 3.13
 
 
-class WaitForFeed(Protocol):
-    """Awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
-
-    async def __call__(
-        self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False, secs: float | None = None
-    ) -> None: ...
+WaitForFeed = Callable[..., Awaitable[None]]
+"""Awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
 
 
 class BatchWaitOver(Exception):
@@ -54,6 +52,12 @@ class _Source:
     def unused(self) -> list[Any]:
         """The elements that were taken and not used, in order."""
         return [*self._left]
+
+    def _is_draining(self, feeds: object) -> bool:
+        if self._state.drain_reason is None:
+            return False
+        _logger.info("%s: draining: no other element is taken of %s", self._state.label, safe_repr(feeds))
+        return True
 
     def put_back(self, element: Any) -> None:
         """Make an element the next one again: the run that got it has changed nothing."""
@@ -76,7 +80,7 @@ class PlainFeeds(_Source):
     def take(self) -> Any:
         if self._left:
             return self._left.popleft()
-        if self._state.drain_reason is not None:
+        if self._is_draining(self._iterator):
             raise StopAsyncIteration
         try:
             if not self._state.observers:
@@ -352,7 +356,7 @@ class FeedsAhead(_Source, Waiting):
         """Take the next element when there is room for it; return whether there was one."""
         while len(self._left) >= max(self._ahead, bool(self._asking)):
             await self._wait_for_change()
-        if self._supervisor.state.drain_reason is not None:
+        if self._is_draining(self._feeds):
             return False
         taken: list[_Taken] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -304,6 +305,19 @@ async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
         assert session.status().recoveries == 1
     assert used == [0, 1, 2, 3, 4]
     assert loader.position == 4, "restored behind step 4: a resumed run takes 4 next"
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_a_generator_that_is_not_asked_again_is_said(caplog: pytest.LogCaptureFixture, prefetch: int) -> None:
+    """What it would have taken elsewhere stays there."""
+    caplog.set_level(logging.INFO, "aiohooks")
+
+    async def step(number: int) -> None:
+        session.request_drain()
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        await use(session.steps(feeds=(one for one in range(100)), prefetch=prefetch))
+    assert len([one for one in caplog.messages if "no other element is taken of <generator" in one]) == 1
 
 
 async def test_a_recovery_without_a_checkpoint_uses_the_rest() -> None:
