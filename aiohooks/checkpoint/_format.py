@@ -14,9 +14,11 @@ import re
 import zlib
 from collections.abc import Container, Generator, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
 
+from aiohooks.checkpoint.checkpoint import INTERIM, Checkpoint
 from aiohooks.errors import InvalidArgumentError
 
 LOCK = ".lock"
@@ -153,6 +155,12 @@ class Manifest:
     @property
     def size(self) -> int:
         return sum(entry.size for entry in self.files.values())
+
+    def checkpoint(self, parent: Path) -> Checkpoint:
+        """Return the checkpoint that it describes, in a directory."""
+        metrics = MappingProxyType({name: value for name, value in self.metrics.items() if name != INTERIM})
+        path = parent / str(self.name)
+        return Checkpoint(self.name.step, self.name.sequence, metrics, path, self.size, INTERIM in self.metrics)
 
 
 def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:

@@ -197,12 +197,12 @@ class RemoteDirectory:
             written = None
         else:
             if found is not None:
-                _check_replaceable(name, found, data)
+                _check_replaceable(manifest, found, data)
                 self._remove_files(name, [_format.MANIFEST], alive)
             self._write(manifest, data, contents, alive, read_back=read_back)
         self._listed = {*listed, name}
         if written is not None:
-            self._known[name] = _checkpoint(manifest)
+            self._known[name] = manifest.checkpoint(Path())
         return written
 
     def _write(
@@ -277,7 +277,7 @@ class RemoteDirectory:
                     if manifest is None:
                         unfinished.append(name)
                     else:
-                        self._known[name] = _checkpoint(manifest)
+                        self._known[name] = manifest.checkpoint(Path())
         there = [self._known[name] for name in newest_first if name in self._known]
         not_wanted = not_kept(keep, there, self._known[saved])
         removed = [*unfinished, *(Name(each.sequence, each.step) for each in not_wanted)]
@@ -306,11 +306,6 @@ class RemoteDirectory:
             raise PermissionError(errno.EACCES, f"{error.get('Key')}: {error.get('Code')} {error.get('Message')}")
 
 
-def _checkpoint(manifest: Manifest) -> Checkpoint:
-    name = manifest.name
-    return Checkpoint(name.step, name.sequence, manifest.metrics, Path(str(name)), manifest.size)
-
-
 def _has_directories(root: str) -> bool:
     """Return whether a file system has directories, which may be missing or empty: its paths begin at a root."""
     return root.startswith("/")
@@ -332,13 +327,15 @@ def _s3_prefixes(fs: Any, root: str) -> list[str]:
         more = {"ContinuationToken": answer["NextContinuationToken"]}
 
 
-def _check_replaceable(name: Name, found: bytes, data: bytes) -> None:
-    """Raise if there is another good manifest: another writer made it."""
+def _check_replaceable(manifest: Manifest, found: bytes, data: bytes) -> None:
+    """Raise if there is another good manifest, and not only of other metrics: another writer made it."""
     if found == data:
         return
+    name = manifest.name
     with contextlib.suppress(DamagedError):
         with contextlib.suppress(NewerVersionError):
-            _format.decode(found, name)
+            if _format.decode(found, name).files == manifest.files:
+                return
         raise FileExistsError(errno.EEXIST, f"another checkpoint has the name {name}: a mirror has one writer")
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+INTERIM = "interim"
+"""The metric by which a manifest says that a checkpoint is an interim one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -23,6 +26,8 @@ class Checkpoint:
     """Its directory."""
     size: int = 0
     """The bytes of its state."""
+    interim: bool = False
+    """Whether it was saved where the run stopped, and was not due: the next one of the resumed run replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,9 @@ class KeepPolicy:
 def not_kept(policy: KeepPolicy, newest_first: Sequence[Checkpoint], saved: Checkpoint) -> list[Checkpoint]:
     """Return the checkpoints to remove after `saved`: of each step only the newest one can be kept."""
     newest_of_step: dict[int, Checkpoint] = {}
-    for each in newest_first:
-        newest_of_step.setdefault(each.step, each)
+    for number, each in enumerate(newest_first):
+        if number == 0 or not each.interim:  # an uninterrupted run would not have it
+            newest_of_step.setdefault(each.step, each)
     kept = policy.kept(list(newest_of_step.values()))
     return [each for each in newest_first if each != saved and each not in kept]
 
@@ -86,9 +87,9 @@ class KeepBest(KeepPolicy):
         check_choice(self.mode, "mode of KeepBest", "min", "max")
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        """Return the best `k`, and the newest."""
+        """Return the best `k` of those that are not interim, and the newest."""
         newest_first = _newest_first(checkpoints)
-        known = [each for each in newest_first if not math.isnan(each.metrics.get(self.metric, math.nan))]
+        known = [each for each in newest_first if not (each.interim or math.isnan(each.metrics.get(self.metric, math.nan)))]
         sign = 1 if self.mode == "min" else -1
         known.sort(key=lambda each: sign * each.metrics[self.metric])
         return {*known[: self.k], *newest_first[:1]}

@@ -131,6 +131,25 @@ class Saver:
                 copier.submit(saved, is_new=True)
             return saved
 
+    async def add_metrics(self, step: int, metrics: Mapping[str, SupportsFloat]) -> Checkpoint | None:
+        """Add metrics to the newest checkpoint of a step, such as those of an evaluation that has ended only now.
+
+        Checkpoints that `keep` does not keep with them are removed.
+
+        Returns:
+            The checkpoint; None if there is none of that step.
+
+        Raises:
+            CheckpointError: the system refused an operation, and the checkpoint is unchanged.
+            InvalidArgumentError: the metrics are not numbers by name.
+        """
+        step, checked = _checked_step(step), _format.check_metrics(metrics)
+        async with self._order:
+            found = await to_thread(self._directory.add_metrics, step, checked)
+            if found is not None and self._copier is not None:
+                self._copier.submit(found)
+            return found
+
     async def restore(self, step: int | None = None, *, missing_ok: bool = False) -> Restored | None:
         """Read the newest checkpoint that verifies, or that of one step. Return None if the directory has never had one.
 
@@ -342,6 +361,27 @@ class CheckpointDirectory:
             self._remove_old(dir_fd, names, saved)
             return saved
 
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Checkpoint | None:
+        with self._mutex, _error_context(f"the metrics of step {step} were not added to its checkpoint in {self.path}"):
+            dir_fd = self._lock.acquire()
+            names = self._files.list_names(dir_fd)
+            there = [each for each in self._sound(dir_fd, names) if each.step == step]
+            if not there:
+                return None
+            name, temporary = Name(there[0].sequence, step), f".tmp-{_format.MANIFEST}"
+            with self._files.directory(str(name), dir_fd=dir_fd) as fd:
+                manifest = self._read_manifest(fd, name)
+                added = _format.check_metrics({**manifest.metrics, **metrics})
+                manifest = dataclasses.replace(manifest, metrics=added)
+                with contextlib.suppress(FileNotFoundError):  # of a writer that was killed
+                    self._files.fs.unlink(temporary, dir_fd=fd)
+                self._files.write_new(temporary, [_format.encode(manifest)], dir_fd=fd)
+                self._files.rename(temporary, _format.MANIFEST, dir_fd=fd)
+                self._files.sync(fd)
+            found = self._known[name] = self._checkpoint(manifest)
+            self._remove_old(dir_fd, names, found)
+            return found
+
     def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
         """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents` pass as they are."""
         name = manifest.name
@@ -458,8 +498,7 @@ class CheckpointDirectory:
         return list(self._known.values())
 
     def _checkpoint(self, manifest: Manifest) -> Checkpoint:
-        name = manifest.name
-        return Checkpoint(name.step, name.sequence, manifest.metrics, self.path / str(name), manifest.size)
+        return manifest.checkpoint(self.path)
 
     # Reading
 

@@ -25,3 +25,8 @@ class Stateful(Protocol):
 def is_stateful(value: object) -> bool:
     """Return whether `value` is an object, not a class, with both methods of `Stateful`."""
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def is_numbered(hook: object) -> bool:
+    """Return whether several hooks of a name are numbered in checkpoints: their state is only when they were last due."""
+    return bool(getattr(hook, "_numbered_state", False))

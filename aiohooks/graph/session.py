@@ -99,6 +99,8 @@ class Session:
         """Internal: wait for the background calls of these hooks; set by the monitored session."""
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
+        self.saved: bool = False
+        """Internal: whether a hook saves it in checkpoints."""
         self.restored: Restored | None = None
         """The checkpoint that this session was restored from; its `state` has only the states of hooks."""
         self._snapshot_memory = HostMemory()

@@ -51,9 +51,22 @@ class Sampling:
         """Count from this step at the first call, and after a recovery that moved the step back; return whether it does."""
         restarts = self._last is None or step < self._last
         if restarts:
-            self._timer.start(step, self._clock.now())
+            if self._last is None:
+                self._timer.resume(step, self._clock.now())  # it may continue from a checkpoint
+            else:
+                self._timer.start(step, self._clock.now())
             self._last = step
         return restarts
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to take the runs that an uninterrupted one takes."""
+        return {**self._timer.state_dict(), "first": self._first, "leap": self._leap}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from this state; not in a recovery, where it counts already."""
+        if "step" in state and self._last is None:
+            self._timer.load_state_dict(state)
+            self._first, self._leap = bool(state["first"]), int(state["leap"])
 
     def time(self) -> float:
         """Return Unix time that advances with the session's clock, so it never runs backwards within a session."""

@@ -15,12 +15,15 @@ from aiohooks._aio.clock import quick_now
 from aiohooks._aio.observers import observing
 from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
+from aiohooks.checkpoint.checkpoint import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
-from aiohooks.errors import InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
-from aiohooks.hooks._observing import checked_numbers
-from aiohooks.hooks.every import Every, EveryTimer
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.errors import CheckpointError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
+from aiohooks.hooks._observing import checked_numbers, scalar
+from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
+from aiohooks.hooks.stopping import EarlyStoppingHook
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
@@ -54,7 +57,7 @@ class CheckpointSaverListener:
         """Called at a clean end, after the last save."""
 
 
-class CheckpointSaverHook(SessionRunHook):
+class CheckpointSaverHook(ScheduledHook):
     """Saves the session's state whenever `every` is due, and by default at the beginning and at a clean end.
 
     The state consists of the graph's variables, the objects tracked by the scaffold, the hooks that are `Stateful`, and the
@@ -62,6 +65,10 @@ class CheckpointSaverHook(SessionRunHook):
     variables are not copied, because a commit replaces them; everything else is. It is written in a background task while
     training continues, one write at a time, so at most one older value of each variable is kept besides the current one. Where
     steps never wait, the task continues in the turns that the session gives the event loop (`yield_secs`).
+
+    What an `EvaluatorHook` returns for a step that is saved are metrics of its checkpoint, also if it comes later: `KeepBest`
+    needs no fetch for it. What is saved at an end at which no save is due is an interim checkpoint, which the first one of the
+    resumed run replaces, so that in the end the checkpoints are those of an uninterrupted run.
 
     A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph, checkpoint_dir=...)`.
     """
@@ -91,7 +98,7 @@ class CheckpointSaverHook(SessionRunHook):
             every: when to save.
             listeners: awaited around each save.
             metrics: fetches of numbers, by name. Their values in the run that is saved are stored in the checkpoint, for
-                `KeepBest`.
+                `KeepBest`, as are the numbers of an `EvaluatorHook`.
             keep: which checkpoints to keep, `KeepNewest(5)` by default. Only with a directory; a `Saver` has its own policy.
             background: whether training continues during a write; if not, the step waits until the checkpoint is durable.
             on_busy: what to do when a save is due during a write: "wait" for the write inside the step, or "skip", which
@@ -143,7 +150,11 @@ class CheckpointSaverHook(SessionRunHook):
         self._failure: BaseException | None = None
         self._consecutive_failures = 0
         self._results: dict[str, Any] = {}
+        self._seen_step: int | None = None  # by all hooks
+        self._evaluated: tuple[int, dict[str, float]] = -1, {}
         self._last_step: int | None = None
+        self._last_is_interim = False
+        self._last_metrics: Mapping[str, float] = {}
         self._epoch = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
@@ -172,9 +183,17 @@ class CheckpointSaverHook(SessionRunHook):
             check_tracked(session.tracked, session.state_of)  # likewise what no checkpoint can hold
         self._epoch, step = session.global_step.latest
         self._now = quick_now()
-        self._timer.start(step, self._now())
+        self._seen_step = step
+        if not first or self._timer.last_step is None:  # else it continues from a checkpoint
+            self._timer.start(step, self._now())
+        if first:
+            for one in session.stateful_hooks().values():
+                if isinstance(one, EvaluatorHook):
+                    one.observers.append(self._judge)
+        session.saved = True
         if session.restored is not None:
-            self._last_step = session.restored.checkpoint.step
+            last = session.restored.checkpoint
+            self._last_step, self._last_is_interim, self._last_metrics = last.step, last.interim, last.metrics
         elif first:
             await self._warn_if_not_restored(step)
         if first and self._save_on_begin and self._last_step != step:
@@ -228,7 +247,7 @@ class CheckpointSaverHook(SessionRunHook):
         """Return whether a save is due and not skipped; keep the metrics. Raise the error of a failed save."""
         self._raise_failure()
         self._results = run_values.results or {}
-        step = run_context.global_step
+        step = self._seen_step = run_context.global_step
         is_due = step != self._last_step and self._timer.due(step, self._now())
         skips = is_due and self._skips and self._write_task is not None
         self.skipped += skips
@@ -237,9 +256,12 @@ class CheckpointSaverHook(SessionRunHook):
     async def end(self, session: Session) -> None:
         """Save the last state and wait until it is durable."""
         await self._wait_for_write()
-        # Also after a failed save: this one may succeed.
-        if self._save_on_end and self._last_step != session.global_step.latest.step:
-            await self._save(session)
+        step = session.global_step.latest.step
+        await self._finish_evaluations(session, step)
+        ends = [one.end_run() for one in session.stateful_hooks().values() if isinstance(one, EarlyStoppingHook)]
+        # Also after a failed save: this one may succeed. Also once more, to hold that the run has ended.
+        if self._save_on_end and (self._last_step != step or any(ends)):
+            await self._save(session, at_end=True)
             await self._wait_for_write()
         self._raise_failure()
         for listener in self._listeners:
@@ -270,20 +292,61 @@ class CheckpointSaverHook(SessionRunHook):
         epoch, step = session.global_step.latest
         # In another epoch, a recovery reset the step and then failed, perhaps with only a part of the state restored.
         if epoch == self._epoch and step != self._last_step:
-            await self._save(session)
+            if step != self._seen_step:
+                _logger.warning(
+                    "step %d is saved, and after_run of this step has not ended for all hooks: what they keep of it, such as "
+                    "records, may be missing when the run is resumed",
+                    step,
+                )
+            await self._save(session, at_end=True)
             await self._wait_for_write()
 
-    async def _save(self, session: Session) -> None:
+    async def _finish_evaluations(self, session: Session, step: int) -> None:
+        """Wait for the evaluations of earlier steps, whose values a checkpoint of this one does not have."""
+        for one in session.stateful_hooks().values():
+            if isinstance(one, EvaluatorHook):
+                await one.finish_before(step)
+
+    async def _judge(self, step: int, result: Any, is_due: bool) -> None:
+        """Keep the numbers of an evaluation for the checkpoint of its step; add them to it if it is there."""
+        if not isinstance(result, Mapping) or self._saver is None:
+            return
+        if not is_due and self._last_step == step and not self._last_is_interim:
+            return  # the checkpoint of an uninterrupted run, which makes no evaluation here
+        values: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
+        numbers = {str(tag): float(number) for tag, value in values.items() if (number := scalar(value)) is not None}
+        self._evaluated = step, {**(self._evaluated[1] if self._evaluated[0] == step else {}), **numbers}
+        if self._last_step == step and numbers:
+            if self._write_task is not None:
+                await asyncio.wait([self._write_task])
+            try:
+                await self._saver.add_metrics(step, numbers)
+            except CheckpointError as error:
+                self._record_failed_save(step, error)
+
+    async def _save(self, session: Session, *, at_end: bool = False) -> None:
         """Take the state and start to write it, or write it in the foreground. There must be no other write."""
         for listener in self._listeners:
             await listener.before_save(session, session.global_step.latest.step)
         if session.drain_hooks is not None:
             await session.drain_hooks()
+        await self._finish_evaluations(session, session.global_step.latest.step)
         # State and step without an await between: other sessions may change shared variables while a listener is awaited.
-        state = session.state_dict()
         self._epoch, step = session.global_step.latest
-        metrics = checked_numbers(self._results)
-        self._timer.mark(step, self._now())
+        interim = (
+            at_end and (self._last_is_interim if step == self._last_step else True) and not self._timer.due(step, self._now())
+        )
+        if not interim:
+            self._timer.mark(step, self._now())
+        state = session.state_dict()
+        evaluated = self._evaluated[1] if self._evaluated[0] == step else {}
+        metrics = {**checked_numbers(self._results), **evaluated}
+        if step == self._last_step:
+            metrics = {**self._last_metrics, **metrics}
+        self._last_metrics = metrics
+        if interim:
+            metrics[INTERIM] = 1.0
+        self._last_is_interim = interim
         self._last_step = step
         self._write_task = new_task(self._write(session, state, step, metrics), f"save of step {step}")
         del state  # so that only the write refers to it

@@ -38,6 +38,7 @@ from aiohooks.errors import (
 from aiohooks.graph.fetches import Leaves, canonical_feeds
 from aiohooks.graph.plan import Plan
 from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
@@ -178,10 +179,13 @@ class EvaluatorHook(SessionRunHook):
         self.results: dict[int, Any] = {}
         """The results by step, in the order in which the evaluations ended."""
         self._clock: Clock = current_clock()
+        self.observers: list[Callable[[int, Any, bool], Awaitable[None]]] = []
+        """Internal: called with each step, its result and whether it was due, before `on_result`."""
+        self._extra: int | None = None  # the step of an evaluation at the end, which was not due
         self._coord: Coordinator | None = None
         self._timer: EveryTimer = self._every.timer()
         self._evaluated: int | None = None  # the last step that was evaluated
-        self._resumed: tuple[int | None, int, bool] | None = None
+        self._resumed: tuple[int | None, int, bool, float] | None = None
         self._pending: deque[Evaluation] = deque()
         self._scheduled: int | None = None  # the step whose `after_run` is to be called for that
         self._worker: asyncio.Task[None] | None = None
@@ -209,10 +213,10 @@ class EvaluatorHook(SessionRunHook):
         self._pending = deque(replace(due, session=session) for due in self._pending if due.step <= step)
         is_due = self._at_begin and self._timer.last_step is None
         if self._resumed is not None:
-            self._evaluated, counted_from, unfinished = self._resumed
+            self._evaluated, counted_from, unfinished, secs = self._resumed
             self._resumed = None
             is_due = (is_due and self._evaluated is None) or (unfinished and not self._pending)
-            self._timer.start(max([counted_from, *self.pending]), now)
+            self._timer.start(max([counted_from, *self.pending]), now - secs)
         self._timer.resume(step, now)
         if is_due or self._timer.due(step, now):
             self._schedule(session, step)
@@ -238,6 +242,7 @@ class EvaluatorHook(SessionRunHook):
             return
         while len(self._pending) > self._max_pending:
             await self._wait_for_worker()
+            self._raise_error()
         self._ensure_worker()
 
     def _schedule_if_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
@@ -270,25 +275,42 @@ class EvaluatorHook(SessionRunHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the last evaluated step, where it counts from, and whether an evaluation is unfinished; not the results."""
         unfinished = bool(self._pending) or self._error is not None
-        return {"evaluated_step": self._evaluated, "counted_from": self._timer.last_step or 0, "unfinished": unfinished}
+        counted = self._timer.state_dict()
+        return {
+            "evaluated_step": self._evaluated,
+            "counted_from": counted.get("step", 0),
+            "counted_secs": counted.get("secs", 0.0),
+            "unfinished": unfinished,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state: `after_create_session` repeats an unfinished evaluation."""
         check_mapping(state, "state", optional=False)
         try:
-            self._resumed = state["evaluated_step"], state["counted_from"], state["unfinished"]
+            since = float(state.get("counted_secs", 0.0))
+            self._resumed = state["evaluated_step"], state["counted_from"], state["unfinished"], since
         except KeyError as error:
             raise InvalidArgumentError(f"the state of an EvaluatorHook has no {error}; it has {state!r}") from None
 
+    async def finish_before(self, step: int) -> None:
+        """Internal: wait for the evaluations of steps before `step`; an error of one is raised in the next run."""
+        while self._background and self._error is None and self._pending and self._pending[0].step < step:
+            await self._wait_for_worker()
+
     def _schedule(self, session: Session, step: int) -> None:
         """Queue the evaluation of this step, with its values."""
-        self._timer.start(step, self._clock.now())
+        if step != self._extra:
+            self._timer.start(step, self._clock.now())
         snapshot = None if self._snapshot is None else self._snapshot()
         self._pending.append(Evaluation(step, session.variables.snapshot(), snapshot, session))
 
     async def _evaluate_last(self, session: Session) -> None:
         step = session.global_step.latest.step
         if self._at_end and self._evaluated != step:
+            for one in session.stateful_hooks().values():
+                if isinstance(one, EarlyStoppingHook):
+                    one.end_run()
+            self._extra = step
             self._schedule(session, step)
         await self._drain()
 
@@ -299,7 +321,7 @@ class EvaluatorHook(SessionRunHook):
                 await self._wait_for_worker()
             else:
                 await self._evaluate_first()
-                self._raise_error()
+            self._raise_error()
         if self._worker is not None:
             await wait_done([self._worker], None)
         self._raise_error()
@@ -314,7 +336,6 @@ class EvaluatorHook(SessionRunHook):
             await self._progressed.wait()
         finally:
             worker.remove_done_callback(self._on_worker_done)
-        self._raise_error()
 
     def _on_worker_done(self, _: object) -> None:
         self._progressed.set()
@@ -345,6 +366,8 @@ class EvaluatorHook(SessionRunHook):
             self.results[due.step] = result
             while len(self.results) > self._max_results:
                 del self.results[next(iter(self.results))]
+            for observer in self.observers:
+                await observer(due.step, result, due.step != self._extra)
             for listener in self._listeners:
                 answer = listener(due.step, result)
                 if inspect.isawaitable(answer):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from aiohooks._aio.clock import current_clock
 from aiohooks._validate import check_secs, checked_index
 from aiohooks.errors import InvalidArgumentError, NotReadyError
+from aiohooks.session.hook import SessionRunHook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ class EveryTimer:
     """Keeps track of when an `Every` was last due: the timer of a hook of one's own. Created by `Every.timer`.
 
     Make one in `begin`, call `resume` in `after_create_session`, and in `after_run`, if it is `due`, do what is to be done and
-    `mark` it. The time is that of the session's clock, `current_clock().now()`.
+    `mark` it. The time is that of the session's clock, `current_clock().now()`. A hook whose own `state_dict` and
+    `load_state_dict` are those of its timer is due in a resumed run when it would have been in an uninterrupted one.
     """
 
     __slots__ = ("_at", "_last_now", "_last_step", "every")
@@ -106,9 +110,35 @@ class EveryTimer:
         self.start(step, now)
         return elapsed
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step from which it counts, and the seconds since then."""
+        return {} if self._last_step is None else {"step": self._last_step, "secs": current_clock().now() - self._last_now}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from this state; not in a recovery, where it counts already."""
+        if state and self._last_step is None:
+            self.start(int(state["step"]), current_clock().now() - float(state["secs"]))
+
     def __repr__(self) -> str:
         state = "not started" if self._last_step is None else f"last at step {self._last_step}"
         return f"<EveryTimer of {self.every}, {state}>"
+
+
+class ScheduledHook(SessionRunHook):
+    """Base of hooks whose state is when they were last due; several of a class need no names, as they are numbered."""
+
+    _numbered_state: ClassVar[bool] = True
+    _timer: Any
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when it was last due."""
+        state: dict[str, Any] = {} if self._timer is None else self._timer.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Be due when an uninterrupted run would be."""
+        if self._timer is not None:
+            self._timer.load_state_dict(state)
 
 
 def _not_started(timer: EveryTimer) -> NotReadyError:

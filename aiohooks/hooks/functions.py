@@ -6,13 +6,13 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, ClassVar, Never
 
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_instance, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, next_feed, safe_repr
-from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ Function = Callable[..., Any]
 
 class LambdaHook(SessionRunHook):
     """Calls a function in place of each method that is given; the others cost nothing, as with any hook."""
+
+    _numbered_state: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -221,7 +223,7 @@ def _as_coroutine_function(fn: Function) -> Function:
     return call
 
 
-class _DueRuns:
+class _DueRuns(ScheduledHook):
     """Limits the functions of one hook to the runs that are due."""
 
     def __init__(self, every: Every, calls: dict[str, Function]) -> None:
@@ -234,7 +236,7 @@ class _DueRuns:
 
     def methods(self) -> dict[str, Function]:
         """Return the methods that replace the hook's functions, and the conditions of those in runs."""
-        names = ["begin", "after_create_session", "after_run", "after_run_is_due"]
+        names = ["begin", "after_create_session", "after_run", "after_run_is_due", "state_dict", "load_state_dict"]
         names += ["before_run", "before_run_is_due"] if self._requests else []
         return {name: getattr(self, name) for name in names}
 

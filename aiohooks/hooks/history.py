@@ -79,10 +79,12 @@ class HistoryHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole history."""
-        return {"steps": list(self.steps), "values": {tag: list(kept) for tag, kept in self.values.items()}}
+        values = {tag: list(kept) for tag, kept in self.values.items()}
+        return {**self._sampling.state_dict(), "steps": list(self.steps), "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a history; ignore tags that are not kept any more."""
+        self._sampling.load_state_dict(state)
         self.steps = [int(step) for step in state["steps"]]
         old: Mapping[str, Any] = state["values"]
         self.values = {tag: list(old.get(tag, [None] * len(self.steps))) for tag in self._fetches}

@@ -11,7 +11,7 @@ from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError
 from aiohooks.hooks._observing import Values, checked_values
-from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _MAX_WARNINGS = 5
 Formatter = Callable[[dict[str, Any]], str]
 
 
-class StepCounterHook(SessionRunHook):
+class StepCounterHook(ScheduledHook):
     """Measures how fast the global step advances, and logs "global_step/sec: 12.3" on each crossing of `every`.
 
     Warns, at most five times a session, when runs do not advance the step.
@@ -144,7 +144,7 @@ def _numbers(value: Any) -> Iterable[float]:
         yield float(value)
 
 
-class LoggingHook(SessionRunHook):
+class LoggingHook(ScheduledHook):
     """Logs values: at the first run, then on each crossing of `every`, and with `at_end` once more at a clean end.
 
     The line is "step 100: loss = 0.25, accuracy = 0.9 (1.234 sec)", with the time since the previous line. Values are
@@ -198,8 +198,19 @@ class LoggingHook(SessionRunHook):
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts; a recovery does not restart it."""
-        if self._timer is not None and self._first:
+        if self._timer is not None and self._timer.last_step is None:
             self._timer.start(session.global_step.latest.step, self._clock.now())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when it was last due, and how long ago the last line was."""
+        secs = None if self._logged_at is None else self._clock.now() - self._logged_at
+        return {**super().state_dict(), "first": self._first, "logged_secs": secs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Log when an uninterrupted run would; a recovery changes nothing."""
+        if self._logged_at is None and state.get("logged_secs") is not None:
+            super().load_state_dict(state)
+            self._first, self._logged_at = bool(state["first"]), self._clock.now() - state["logged_secs"]
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the values if this run is to be logged."""

@@ -6,13 +6,14 @@ import cProfile
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_choice, check_instance, check_int
 from aiohooks.hooks._observing import Sampling, checked_path, write_whole
-from aiohooks.hooks.every import Every
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.hooks.every import Every, ScheduledHook
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
@@ -24,7 +25,7 @@ _active: list[ProfilerHook] = []
 """The hook that is profiling; at most one in the process, of any session."""
 
 
-class ProfilerHook(SessionRunHook):
+class ProfilerHook(ScheduledHook):
     """Profiles a window of runs on each crossing of `every`, and writes `profile-<step>` with the step of its first run.
 
     It profiles everything that runs in the event loop's thread from its `before_run` of the first run to its `after_run` of
@@ -49,7 +50,7 @@ class ProfilerHook(SessionRunHook):
             window_steps: how many runs it has.
             backend: `"cprofile"` counts and times every call and writes `.pstats` for the standard library's `pstats` and
                 its viewers; `"pyinstrument"` samples, costs less, and writes a web page, `.html`.
-            max_captures: how many windows of a session to profile; None for no limit.
+            max_captures: how many windows of a run to profile, over all its resumed parts; None for no limit.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -74,8 +75,9 @@ class ProfilerHook(SessionRunHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._sampling = Sampling(self._every, first=False)
+        self._timer: Sampling = Sampling(self._every, first=False)
         self._warm = False
+        self._captured = 0
         self.captures: list[str] = []
         """The files that this session has written."""
 
@@ -84,24 +86,34 @@ class ProfilerHook(SessionRunHook):
         self._reset()
         await to_thread(os.makedirs, self.output_dir, 0o777, True)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return when it was last due, and how many windows were profiled."""
+        return {**super().state_dict(), "captured": self._captured}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Count on from there; a recovery changes nothing."""
+        if not self._timer.started:
+            super().load_state_dict(state)
+            self._captured = int(state["captured"])
+
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts; drop a window that a recovery interrupted."""
         self._stop()
-        self._sampling.start(session.global_step.latest.step)
+        self._timer.start(session.global_step.latest.step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Begin a window if it is due."""
-        asked = self._sampling.should_fetch(run_context.global_step)
-        done = self._max_captures is not None and len(self.captures) >= self._max_captures
+        asked = self._timer.should_fetch(run_context.global_step)
+        done = self._max_captures is not None and self._captured >= self._max_captures
         if asked and self._warm and not done and self._profile is None:
             self._start(run_context.global_step)
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """End the window after its last run, and write it."""
-        self._warm = True
         step = run_context.global_step
-        due = self._sampling.mark_if_due(step)
+        due = self._warm and self._timer.mark_if_due(step)  # a first run leaves it to the next one
+        self._warm = True
         if self._profile is None:
             return
         if self._first_step is None:
@@ -151,6 +163,7 @@ class ProfilerHook(SessionRunHook):
         path = os.path.join(self.output_dir, f"profile-{step}{profile.suffix}")
         await to_thread(write_whole, path, profile.write)
         self.captures.append(path)
+        self._captured += 1
         _logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
 
     def __repr__(self) -> str:

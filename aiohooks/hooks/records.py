@@ -29,8 +29,8 @@ from aiohooks.hooks._observing import (
     describe_value,
     scalar,
 )
-from aiohooks.hooks.every import Every
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.hooks.every import Every, ScheduledHook
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
@@ -384,7 +384,7 @@ def _flat_numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str,
 Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
-class _WritingHook(SessionRunHook):
+class _WritingHook(ScheduledHook):
     """Base of the hooks that write: fetches values in the runs that are due, and hands records to a thread."""
 
     def __init__(
@@ -412,23 +412,25 @@ class _WritingHook(SessionRunHook):
         self._max_queue = max_queue
         self._on_write_error: OnWriteError = on_write_error
         self._first = first
-        self._sampling = Sampling(every, first=first)
+        self._timer: Sampling = Sampling(every, first=first)
         self._writer: BackgroundWriter[Any] | None = None
+        self._restored: list[Record] = []
         self._close_file: Callable[[], None] | None = None
 
     def _start_writer(self, write: Callable[[list[Any]], None], what: str) -> None:
-        self._sampling = Sampling(self._every, first=self._first)
+        self._restored = []
+        self._timer = Sampling(self._every, first=self._first)
         self._writer = BackgroundWriter(write, what=what, max_queue=self._max_queue, on_write_error=self._on_write_error)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write; fetch the values if this run is to be written."""
         if self._writer is not None:
             self._writer.raise_failure()
-        return self._args if self._sampling.should_fetch(run_context.global_step) else None
+        return self._args if self._timer.should_fetch(run_context.global_step) else None
 
     def _values_to_write(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Mapping[str, Any] | None:
         """Return the values of a run that is to be written, else None."""
-        if self._writer is None or not self._sampling.mark_if_due(run_context.global_step):
+        if self._writer is None or not self._timer.mark_if_due(run_context.global_step):
             return None
         values: Mapping[str, Any] = run_values.results
         if self._convert is not None:
@@ -436,6 +438,16 @@ class _WritingHook(SessionRunHook):
             if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgumentError(f"{self._convert_name} returned {values!r}; it must return a mapping by tag")
         return values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when it was last due, and the records that are not written yet: a kill does not lose them."""
+        pending: list[Record] = [] if self._writer is None else self._writer.pending()
+        return {**super().state_dict(), "pending": [[record.step, record.time, dict(record.values)] for record in pending]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the records of `state_dict`."""
+        super().load_state_dict(state)
+        self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
 
     @only_if("_has_to_wait")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -447,7 +459,7 @@ class _WritingHook(SessionRunHook):
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Return whether the run is to be written and the queue is full; if not, do what `after_run` does."""
         writer = self._writer
-        if writer is None or (writer.is_full and self._sampling.is_due(run_context.global_step)):
+        if writer is None or (writer.is_full and self._timer.is_due(run_context.global_step)):
             return writer is not None
         record = self._record(run_context, run_values)
         if record is not None:
@@ -479,6 +491,8 @@ class _WritingHook(SessionRunHook):
 class _RecordsHook(_WritingHook):
     """Base of the hooks that write lines."""
 
+    _numbered_state = False  # its state has lines of its file
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -503,7 +517,6 @@ class _RecordsHook(_WritingHook):
         self._fsync = fsync
         self._format: Format
         self._file: RecordFile | None = None
-        self._restored: list[Record] = []
 
     def _new_format(self) -> Format:
         raise NotImplementedError
@@ -514,16 +527,6 @@ class _RecordsHook(_WritingHook):
         self._file = RecordFile(self.path, self._format, fsync=self._fsync)
         self._close_file = self._file.close
         self._start_writer(self._file.write, self.path)
-        self._restored = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the records that are not written yet, so that a process that resumes after a kill does not lose them."""
-        pending: list[Record] = [] if self._writer is None else self._writer.pending()
-        return {"pending": [[record.step, record.time, dict(record.values)] for record in pending]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the records of `state_dict`."""
-        self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Open the file, and remove the lines after the step at which the session starts; also after a recovery.
@@ -532,7 +535,7 @@ class _RecordsHook(_WritingHook):
         """
         step = session.global_step.latest.step
         restored, self._restored = self._restored, []
-        if self._sampling.start(step) and self._file is not None and self._writer is not None:
+        if self._timer.start(step) and self._file is not None and self._writer is not None:
             await self._writer.drain()
             await to_thread(self._file.open_at, step, restored)
 
@@ -541,7 +544,7 @@ class _RecordsHook(_WritingHook):
         if values is None:
             return None
         plain = {str(tag): plain_value(value, str(tag)) for tag, value in values.items()}
-        record = Record(run_context.global_step, self._sampling.time(), plain)
+        record = Record(run_context.global_step, self._timer.time(), plain)
         self._format.check(record)
         return record
 
@@ -789,15 +792,23 @@ class SummarySaverHook(_WritingHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""
         step = session.global_step.latest.step
-        if self._sampling.start(step):
-            self._restart = step + 1
+        restored, self._restored = self._restored, []
+        if self._timer.start(step):
+            # What was not written when the checkpoint was saved may be in the file by now, and is written again.
+            self._restart = min([step + 1, *(record.step for record in restored)])
+            for record in restored:
+                if self._writer is not None:
+                    self._writer.add(self._scalars(record))
 
     def _record(self, run_context: SessionRunContext, run_values: SessionRunValues) -> Any:
         values = self._values_to_write(run_context, run_values)
         if values is None:
             return None
+        return self._scalars(Record(run_context.global_step, self._timer.time(), checked_numbers(values)))
+
+    def _scalars(self, record: Record) -> Any:
         restart, self._restart = self._restart, None
-        return self._tensorboard.Scalars(run_context.global_step, self._sampling.time(), checked_numbers(values), restart)
+        return self._tensorboard.Scalars(*record, restart)
 
     def __repr__(self) -> str:
         return f"SummarySaverHook({self.output_dir!r}, {list(self._values)}, every={self._every})"

@@ -240,8 +240,9 @@ class EarlyStoppingHook(SessionRunHook):
     With `restore_best`, objects that change themselves, such as a torch module, have the state of the best observation after a
     clean end, however it came about; what was saved at the end is the state of the last step.
 
-    Its counts survive a restart, and so do the states of the best observation. When a run that it had stopped is resumed, its
-    patience starts again; with `stay_stopped` it stops before the first run instead.
+    Its counts survive a restart, and so do the states of the best observation: a run that is cut anywhere and resumed stops where
+    an uninterrupted one does. An evaluation at the end (`at_end`) is no part of the run: no checkpoint counts it. When a run that
+    it had stopped, and that has ended, is resumed, its patience starts again; with `stay_stopped` it stops before the first run.
     """
 
     def __init__(
@@ -342,6 +343,8 @@ class EarlyStoppingHook(SessionRunHook):
         self._coord: Coordinator | None = None
         self._timer: EveryTimer | None = None if self._every is None else self._every.timer()
         self._fetching = False
+        self._ended = False
+        self._state_at_end: dict[str, Any] | None = None
 
     async def begin(self) -> None:
         """Clear the observations of an earlier session."""
@@ -372,6 +375,20 @@ class EarlyStoppingHook(SessionRunHook):
             self._fetching = False
             self._timer.mark(run_context.global_step, self._clock.now())
             self._observe(run_context.global_step, run_values.results, run_context.request_stop)
+
+    async def end(self, session: Session) -> None:
+        """Note whether it has ended the run."""
+        self._ended = self._has_ended_run()
+
+    def end_run(self) -> bool:
+        """Internal: keep the state from before the evaluation at the end; return whether this hook has ended the run."""
+        if self._state_at_end is None:
+            self._ended = self._has_ended_run()
+            self._state_at_end = self.state_dict()
+        return self._ended
+
+    def _has_ended_run(self) -> bool:
+        return self.reason is not None and self._coord is not None and self._coord.stop_reason == self.reason
 
     async def close(self, exc: BaseException | None) -> None:
         """After a clean end, give the objects of `restore_best` the states of the best observation."""
@@ -473,6 +490,8 @@ class EarlyStoppingHook(SessionRunHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
+        if self._state_at_end is not None:
+            return self._state_at_end
         since_step, since_secs = (None, None) if self._since is None else (self._since[0], self._clock.now() - self._since[1])
         return {
             "monitor": self._value_name,
@@ -483,12 +502,15 @@ class EarlyStoppingHook(SessionRunHook):
             "since_step": since_step,
             "since_secs": since_secs,
             "reason": self.reason,
+            "ended": self.reason is not None and (self._ended or self._coord is None),
+            "timer": {} if self._timer is None else self._timer.state_dict(),
             **({"best_states": dict(self.best_states)} if self._restore_best else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with these counts; the state of another `monitor` or `mode` is ignored with a warning."""
         check_mapping(state, "state", optional=False)
+        state = {"ended": True, "timer": {}, **state}  # earlier versions did not have them
         missing = self.state_dict().keys() - state.keys()
         if missing:
             raise InvalidArgumentError(f"the state of an EarlyStoppingHook has no {', '.join(sorted(missing))}; it has {state!r}")
@@ -504,7 +526,9 @@ class EarlyStoppingHook(SessionRunHook):
         self.waited, self.reason = state["waited"], state["reason"] or (self.reason if self._coord is not None else None)
         now = self._clock.now()
         self._since = None if state["since_step"] is None else (state["since_step"], now - state["since_secs"])
-        if self.reason is not None and not self._stay_stopped and self._coord is None:
+        if self._timer is not None:
+            self._timer.load_state_dict(state["timer"])
+        if self.reason is not None and state["ended"] and not self._stay_stopped and self._coord is None:
             # Resumed on purpose. In a recovery the coordinator is known, and the stop has been requested already.
             _logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
             self.reason, self.waited, self._since = None, 0, None

@@ -21,7 +21,7 @@ from aiohooks._aio.observers import Observer
 from aiohooks._aio.overlap import RunWaits
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_mapping
-from aiohooks.checkpoint.stateful import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.hook import HookRegistration
@@ -104,21 +104,22 @@ class HookSet:
         _users.update(dict.fromkeys(keys, self))
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the hooks that are kept in checkpoints, by their unique names.
+        """Return the hooks that are kept in checkpoints, by their unique names: those that only keep time are numbered.
 
         Raises:
             InvalidHookError: two of them have one name; which state belongs to which would depend on their order.
         """
         found: dict[str, Stateful] = {}
-        for registered in self.registered:
-            hook = registered.hook
-            if is_stateful(hook):
-                name = hook.name or type(hook).__name__
-                if name in found:
+        hooks = [one.hook for one in self.registered if is_stateful(one.hook)]
+        for hook in sorted(hooks, key=is_numbered):
+            name = first = hook.name or type(hook).__name__
+            while name in found:
+                if not is_numbered(hook):
                     raise InvalidHookError(
                         f"{found[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give each a `name` of its own"
                     )
-                found[name] = hook
+                name = f"{first}#{int(name.removeprefix(first).strip('#') or 1) + 1}"
+            found[name] = hook
         return found
 
     async def drain_stateful(self) -> None:

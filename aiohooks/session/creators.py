@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from aiohooks import checkpoint
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
 from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
-from aiohooks.checkpoint.stateful import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, add_note, did_you_mean
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
@@ -82,7 +82,8 @@ def restore_hooks(session: Session) -> None:
         if name in states:
             _load_state(hook, states[name], f"{what}: loading the state of the hook {name}")
         else:
-            _logger.warning("%s has no state of the hook %s, which starts anew", what, name)
+            level = logging.INFO if is_numbered(hook) else logging.WARNING
+            _logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
     for name in sorted(states.keys() - hooks.keys()):
         _logger.info("%s has the state of a hook %s, which is not in this session", what, name)
 

@@ -124,7 +124,7 @@ async def test_what_is_saved_is_the_state_of_that_step(tmp_path: Path) -> None:
     restored = await ah.Saver(tmp_path, read_only=True).restore()
     assert restored is not None
     assert (restored.state["variables"]["weights"] == weights[1]).all()
-    assert restored.state["hooks"] == {"Counter": {"seen": [1, 1, 2]}}
+    assert restored.state["hooks"]["Counter"] == {"seen": [1, 1, 2]}
     assert restored.state["tracked"] == {"loader": {"seen": ["a"]}}
 
 
@@ -351,4 +351,4 @@ async def test_hooks_are_saved_after_their_after_run(tmp_path: Path) -> None:
     await train(counting_graph(), [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking], 2)
     restored = await ah.Saver(tmp_path, read_only=True).restore()
     assert restored is not None
-    assert restored.state["hooks"] == {"Counter": {"seen": [1, 2]}}
+    assert restored.state["hooks"]["Counter"] == {"seen": [1, 2]}

@@ -77,14 +77,14 @@ async def test_state_is_plain_data() -> None:
     for values in ([], [np.float32(2), np.float32(3)]):
         await stopped_at(values, hook) if values else None
         state = hook.state_dict()
-        assert {type(value) for value in state.values()} <= {str, int, float, type(None)}
+        assert {type(value) for value in state.values()} <= {str, bool, int, float, dict, type(None)}
         other = EarlyStoppingHook("loss", patience=5)
         await other.begin()
         other.load_state_dict(state)
         again = other.state_dict()
         if state["since_secs"] is not None:
             assert again["since_secs"] == pytest.approx(state["since_secs"], abs=60)
-        assert {**again, "since_secs": None} == {**state, "since_secs": None}
+        assert {**again, "since_secs": None, "timer": None} == {**state, "since_secs": None, "timer": None}
 
 
 @pytest.mark.parametrize("other", [{"monitor": "accuracy"}, {"mode": "max"}])

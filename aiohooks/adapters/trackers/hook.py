@@ -129,10 +129,12 @@ class TrackerHook(SessionRunHook):
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics that are not sent yet, so that a process that resumes after a kill does not lose them."""
         pending = [] if self._sender is None else self._sender.pending()
-        return {"pending": [[record.step, record.time, dict(record.values)] for record in pending]}
+        records = [[record.step, record.time, dict(record.values)] for record in pending]
+        return {**self._sampling.state_dict(), "pending": records}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the metrics of `state_dict`."""
+        self._sampling.load_state_dict(state)
         self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
