@@ -1,4 +1,4 @@
-"""Where tasks are suspended: the chain of awaits of each, what it waits for, and at which line.
+"""Where tasks are suspended: the chain of awaits of each, what it waits for, and at which line; and what blocks the event loop.
 
 For reports: no call is ended and no cancel is attributed by what is found here.
 
@@ -11,9 +11,13 @@ import abc
 import asyncio
 import gc
 import inspect
+import logging
 import os
+import sys
+import threading
+import time
 import types
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
@@ -23,6 +27,12 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIO = os.path.dirname(anyio.__file__) + os.sep
 _MOST_FRAMES = 100
+_LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio", "runners.py"))
+_LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
+_BLOCKED_SECS = 0.5
+"""How long a block is that is warned of at least; one of twice that time always is."""
+_logger = logging.getLogger("aiohooks")
+Frames = tuple[types.FrameType, ...]
 
 
 class Waiting(abc.ABC):
@@ -148,3 +158,115 @@ def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
         lines.append(f"task {task.get_name()!r}" + (f", waiting for {wait.awaits}" if wait.awaits else ""))
         lines += [f"  {location(frame)}" for frame in wait.frames] or ["  has not begun, or is written in C"]
     return "\n".join(lines)
+
+
+class BlockedLoopWatch:
+    """A thread that pings the event loop every `secs` seconds, and reports a block when no answer comes within `secs`.
+
+    A loop that only waits answers, so it is never reported. A block shorter than `secs` is not noticed; one that lasts twice
+    as long always is. The time is real time, not the current clock's.
+    """
+
+    def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object], *, pings_waiting: bool = True) -> None:
+        """Create a watch of the running loop, in its thread.
+
+        `on_blocked` is called in the watching thread, once for each block, with the frames that the loop is running, the
+        outermost first, and for how long it has not answered; the watch ends when it returns True. With `pings_waiting=False`
+        a loop that only waits is not woken.
+        """
+        self._secs = secs
+        self._on_blocked = on_blocked
+        self._pings_waiting = pings_waiting
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._answered = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="blocked loop watch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Stop the thread, and block until it has ended, unless not to `wait`."""
+        self._stopped.set()
+        self._answered.set()
+        if wait and self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._secs) and not self._loop.is_closed():
+            if not (self._pings_waiting or self._frames()):
+                continue
+            self._answered.clear()
+            if self._stopped.is_set():
+                return  # `stop` set the event just before it was cleared; a loop that joins this thread would not answer
+            asked = time.perf_counter()
+            try:
+                self._loop.call_soon_threadsafe(self._answered.set)
+            except RuntimeError:  # the loop has been closed meanwhile
+                return
+            if not self._answered.wait(self._secs):
+                if self._report_block(asked):
+                    return
+                while not self._answered.wait(self._secs) and not self._loop.is_closed():
+                    pass  # the same block, which has been reported
+
+    def _report_block(self, asked: float) -> bool:
+        frames = self._frames()
+        return bool(frames) and self._on_blocked(frames, time.perf_counter() - asked) is True
+
+    def _frames(self) -> Frames:
+        """Return the frames that the loop is running, the outermost first; none if it waits."""
+        innermost = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        return () if innermost is None or not self._loop.is_running() else _running_frames(innermost)
+
+
+def _running_frames(innermost: types.FrameType) -> Frames:
+    """Return the frames that a loop is running, the outermost first; none if it is waiting for events."""
+    caller = innermost.f_back
+    if caller is None or _is_loop(innermost) or (innermost.f_code.co_name == "select" and _is_loop(caller)):
+        return ()
+    frames: list[types.FrameType] = []
+    frame: types.FrameType | None = innermost
+    while frame is not None and not _is_loop(frame):
+        frames.append(frame)
+        frame = frame.f_back
+    return tuple(reversed(frames))
+
+
+def _is_loop(frame: types.FrameType) -> bool:
+    """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls it too."""
+    return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(_LOOP_FILES)
+
+
+_watches: dict[asyncio.AbstractEventLoop, tuple[BlockedLoopWatch, int]] = {}
+"""Of each loop with open sessions, its watch, and how many sessions it has."""
+
+
+def warn_if_blocked() -> Callable[[], None]:
+    """Log, once, where the running loop is blocked for long, until the returned function is called; also by several sessions."""
+    loop = asyncio.get_running_loop()
+    watch, users = _watches.get(loop) or (BlockedLoopWatch(_BLOCKED_SECS, _warn_of_block, pings_waiting=False), 0)
+    if users == 0:
+        watch.start()
+    _watches[loop] = watch, users + 1
+
+    def end() -> None:
+        _, users = _watches[loop]
+        if users > 1:
+            _watches[loop] = watch, users - 1
+        else:
+            del _watches[loop]
+            watch.stop(wait=False)
+
+    return end
+
+
+def _warn_of_block(frames: Frames, secs: float) -> bool:
+    _logger.warning(
+        "the event loop has been blocked for %.1f s, at %s: nothing else can run meanwhile, no other hook, signal or time limit; "
+        "await it, or call it in a thread: in_thread, BlockingHook, asyncio.to_thread (logged once; HookTimingHook finds more)",
+        *(secs, user_location(frames)),
+    )
+    return True

@@ -22,7 +22,11 @@ def lazy_names(
         if name in packages:
             return importlib.import_module(f"{package}.{name}")
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            import difflib  # only for a message
+
+            near = [] if name.startswith("_") else difflib.get_close_matches(name, (*module_of, *packages), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         public = getattr(importlib.import_module(module_of[name]), name)
         if public.__module__.startswith(package):  # or it has the name of a shorter path already
             public.__module__ = package  # so that tracebacks and docs name `aiohooks.Graph`

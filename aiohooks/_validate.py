@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import math
+import numbers
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -17,8 +18,8 @@ shown = safe_repr
 
 
 def is_finite(value: object) -> TypeGuard[int | float]:
-    """Return whether `value` is an int or a float (not a bool) that a finite float can stand for, which 10**400 is not."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """Return whether `value` is a number of any library (not a bool) that a finite float can stand for, which 10**400 is not."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         return False
     try:
         return math.isfinite(value)
@@ -37,25 +38,21 @@ def check_secs(value: object, what: str, *, optional: bool = False, positive: bo
         )
 
 
-def check_int(value: object, what: str, least: int | None = 0, *, expected: str | None = None, optional: bool = False) -> None:
-    """Raise unless `value` is an int (not a bool), of at least `least` if that is not None; `optional` lets None pass.
+def checked_int(
+    value: Any, what: str, least: int | None = 0, *, most: float = math.inf, expected: str | None = None, optional: bool = False
+) -> Any:
+    """Return a whole number of any library, such as numpy's, as an int; raise unless it is from `least` to `most`.
 
-    `expected` says what to give, if that is more than the bound.
+    A bool is none; `least=None` is no bound, and `optional` lets None pass. `expected` says what to give, if that is more.
     """
     if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give {expected or f'a whole number, {least} or more'}")
-
-
-def checked_index(value: Any, what: str, least: int, *, expected: str, most: float = math.inf) -> int:
-    """Return a whole number of any library, such as numpy's, as an int; raise unless it is from `least` to `most`."""
-    if not isinstance(value, bool):
+        return None
+    if value is not None and not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(value)
-            if least <= number <= most:
+            if (least is None or least <= number) and number <= most:
                 return number
-    raise InvalidArgumentError(f"{what} is {shown(value)}; give {expected}")
+    raise InvalidArgumentError(f"{what} is {shown(value)}; give {expected or f'a whole number, {least} or more'}")
 
 
 def check_choice(value: object, what: str, *choices: str) -> None:
@@ -74,6 +71,8 @@ def check_instance(value: object, kind: type[Any], what: str, *, optional: bool 
     if not isinstance(value, kind) and not (optional and value is None):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         or_nothing = ", or leave it out" if optional else ""
+        if kind.__name__ == "Every" and is_finite(value):
+            or_nothing = f": Every(steps={value}) or Every(secs={value}){or_nothing}"
         raise InvalidArgumentError(f"{what} is {shown(value)}; give {article} {kind.__name__}{or_nothing}")
 
 

@@ -475,10 +475,12 @@ _shortened.maxlevel, _shortened.maxstring, _shortened.maxlong = 3, 150, 100
 def safe_repr(value: object) -> str:
     """Return `repr(value)` for a message, shortened: a batch of data, or a number of thousands of digits, would hide the message.
 
-    Without it if it raises, as what the message is about matters more.
+    Without it if it raises, as what the message is about matters more. Of an object whose `repr` has only its address, the class
+    is named.
     """
     try:
-        text = _shortened.repr(value)
+        has_only_address = type(value).__repr__ is object.__repr__
+        text = f"an object of {type(value).__qualname__}" if has_only_address else _shortened.repr(value)
     except Exception as error:
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return shortened(text, 1_000 if isinstance(value, BaseException) else 300)
@@ -540,7 +542,7 @@ def contexts(error: BaseException | None) -> list[BaseException]:
 def hook_cancelled_error(who: str, cause: BaseException) -> HookCancelledError:
     """Return the error for a call that was cancelled by a third party: it must not vanish, nor look like the caller's."""
     error = HookCancelledError(
-        f"{who} was cancelled, and not by its caller; to end the session, request a stop or raise an error"
+        f"{who} was cancelled, and not by its caller; to end a call return or raise an error, to end a session request a stop"
     )
     error.__cause__ = cause
     return error

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from aiohooks._aio.cancel import retrieve_exception, to_thread
-from aiohooks._validate import check_int
+from aiohooks._validate import checked_int
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
@@ -41,7 +41,7 @@ class CallbacksHook(SessionRunHook):
     order: ClassVar[int] = 90
 
     def __init__(self, values: Values | None, steps_per_epoch: int | None, thread: bool) -> None:
-        check_int(steps_per_epoch, "steps_per_epoch", 1, optional=True)
+        steps_per_epoch = checked_int(steps_per_epoch, "steps_per_epoch", 1, optional=True)
         fetches = checked_values(values, may_be_empty=True)
         self._request = SessionRunArgs(fetches) if fetches else None
         self._steps_per_epoch = steps_per_epoch

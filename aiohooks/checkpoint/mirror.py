@@ -20,7 +20,7 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_done
 from aiohooks._aio.clock import sleep, wake, wake_after
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_instance, check_int, check_mapping, check_secs
+from aiohooks._validate import check_instance, check_mapping, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError
@@ -71,7 +71,7 @@ class Mirror:
         if not isinstance(self.url, str) or not self.url:
             raise InvalidArgumentError(f'the URL of a mirror is {self.url!r}; give a str such as "s3://bucket/run"')
         check_mapping(self.storage_options, "storage_options")
-        check_int(self.max_pending, "max_pending", 1)
+        object.__setattr__(self, "max_pending", checked_int(self.max_pending, "max_pending", 1))
         check_secs(self.timeout_secs, "timeout_secs", positive=True)
         check_instance(self.backoff, Backoff, "backoff")
 

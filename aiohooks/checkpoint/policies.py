@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from aiohooks._validate import check_choice, check_int
+from aiohooks._validate import check_choice, checked_int
 from aiohooks.checkpoint.checkpoint import Checkpoint
 from aiohooks.errors import InvalidArgumentError
 
@@ -17,6 +17,11 @@ class KeepPolicy:
 
     A policy is called when a new checkpoint is durable. Checkpoints that no part of a combination `a | b` keeps are removed.
     """
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics by which it selects."""
+        return ()
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return those of `checkpoints`, which come in any order, that are to be kept."""
@@ -42,6 +47,10 @@ class _KeepEither(KeepPolicy):
     one: KeepPolicy
     other: KeepPolicy
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return *self.one.metrics, *self.other.metrics
+
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         return self.one.kept(checkpoints) | self.other.kept(checkpoints)
 
@@ -57,7 +66,7 @@ class KeepNewest(KeepPolicy):
     n: int = 5
 
     def __post_init__(self) -> None:
-        check_int(self.n, "n of KeepNewest", 1)
+        object.__setattr__(self, "n", checked_int(self.n, "n of KeepNewest", 1))
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the last `n`."""
@@ -81,10 +90,15 @@ class KeepBest(KeepPolicy):
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        check_int(self.k, "k of KeepBest", 1)
+        object.__setattr__(self, "k", checked_int(self.k, "k of KeepBest", 1))
         if not isinstance(self.metric, str) or not self.metric:
             raise InvalidArgumentError(f"metric of KeepBest is {self.metric!r}; give the name of a metric given to save")
         check_choice(self.mode, "mode of KeepBest", "min", "max")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Its metric."""
+        return (self.metric,)
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the best `k` of those that are not interim, and the newest."""
@@ -106,7 +120,7 @@ class KeepEvery(KeepPolicy):
     steps: int
 
     def __post_init__(self) -> None:
-        check_int(self.steps, "steps of KeepEvery", 1)
+        object.__setattr__(self, "steps", checked_int(self.steps, "steps of KeepEvery", 1))
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
         """Return the first one of each interval of `steps`, and the newest."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_checkpoint_dir, check_instance, check_int, check_secs, checked_index
+from aiohooks._validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
@@ -79,11 +79,13 @@ class Saver:
         if not isinstance(keep, KeepPolicy):
             example = "KeepNewest(5) or KeepNewest(5) | KeepEvery(1000)"
             raise InvalidArgumentError(f"keep is {keep!r}; give a policy of aiohooks.checkpoint, such as {example}")
-        check_int(min_free_bytes, "min_free_bytes")
+        min_free_bytes = checked_int(min_free_bytes, "min_free_bytes")
         self.checkpoint_dir: Path = Path(os.path.abspath(checkpoint_dir))
         """The directory, as an absolute path."""
+        self.read_only: bool = bool(read_only)
+        """Whether it only reads."""
         self._directory = CheckpointDirectory(
-            self.checkpoint_dir, keep=keep, min_free_bytes=min_free_bytes, read_only=bool(read_only), fs=self._fs
+            self.checkpoint_dir, keep=keep, min_free_bytes=min_free_bytes, read_only=self.read_only, fs=self._fs
         )
         if isinstance(mirror, str):
             mirror = Mirror(mirror)
@@ -298,7 +300,8 @@ def check_tracked(tracked: Mapping[str, Stateful], state_of: Callable[[Stateful]
 
 
 def _checked_step(step: object) -> int:
-    return checked_index(step, "step", 0, most=_format.MAX_INT, expected=f"an int from 0 to {_format.MAX_INT}")
+    checked: int = checked_int(step, "step", most=_format.MAX_INT, expected=f"an int from 0 to {_format.MAX_INT}")
+    return checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +332,7 @@ class CheckpointDirectory:
         self._lock = DirectoryLock(self._files, path)
         # For calls of several tasks, and for a thread that its cancelled caller no longer waits for.
         self._mutex = threading.Lock()
+        self._missed: set[str] = set()  # metrics that were warned of
         self._known: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
         call_after_fork(self)
@@ -458,7 +462,8 @@ class CheckpointDirectory:
     def _remove_old(self, dir_fd: int, names: set[str], saved: Checkpoint) -> None:
         """Remove what the policy does not keep. Errors are logged: the new checkpoint is durable."""
         try:
-            removed = not_kept(self._keep, self._sound(dir_fd, names), saved)
+            there = self._sound(dir_fd, names)
+            removed = not_kept(self._keep, there, saved)
         except OSError as error:
             _logger.warning("no old checkpoint is removed: the existing ones could not be read (%s)", error)
             return
@@ -466,6 +471,15 @@ class CheckpointDirectory:
             _logger.exception("no old checkpoint is removed: the policy %r failed", self._keep)
             return
         if removed:
+            judged = [each for each in there if each != saved and each.step]  # an evaluation of the last may be to come
+            for metric in self._keep.metrics if judged else ():
+                if metric not in self._missed and not any(metric in each.metrics for each in there):
+                    self._missed.add(metric)
+                    _logger.warning(
+                        "%s: no checkpoint has the metric %r by which KeepBest is to keep the best, so it keeps none; give "
+                        "metrics={%r: ...} to CheckpointSaverHook, or an EvaluatorHook that returns it and is due when it saves",
+                        *(self.path, metric, metric),
+                    )
             self._remove(dir_fd, names, [Name(each.sequence, each.step) for each in removed])
 
     def _remove(self, dir_fd: int, names: set[str], old: list[Name]) -> None:

@@ -175,7 +175,7 @@ class RegisteredHook:
         self.failures_in_a_row += 1
         if self.failures == 1:
             add_origin(error, who)  # later ones are often the same error again, which would collect notes
-            _logger.error("%s failed; continuing, as its on_error says", who, exc_info=error)
+            _logger.error("%s failed; continuing, as its on_error says: %s", who, self.last_error, exc_info=error)
         elif _is_logged(self.failures):
             _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, self.failures, error)
         limit, retry = self.registration.disable_after, self.registration.retry_secs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
-from aiohooks._validate import check_choice, check_instance, check_int, check_secs
+from aiohooks._validate import check_choice, check_instance, check_secs, checked_int
 from aiohooks.errors import InvalidHookError
 
 OnError = Literal["raise", "log"]
@@ -156,7 +156,7 @@ def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistratio
         hooks: hooks or registrations.
         first: the order of the first one; others of that order overlap with it.
     """
-    check_int(first, "first", None, expected="a whole number")
+    first = checked_int(first, "first", None, expected="a whole number")
     return [configure(hook, order=order) for order, hook in enumerate(hooks, first)]
 
 
@@ -175,14 +175,14 @@ def registration_of(hook: object) -> HookRegistration:
     if isinstance(hook.hook, HookRegistration):
         raise InvalidHookError(f"{hook!r} is a registration of a registration; give the hook")
     name = hook_name(hook.hook)
-    check_int(hook.order, f"order of {name}", None, expected="a whole number, lower ones come first")
+    checked_int(hook.order, f"order of {name}", None, expected="a whole number, lower ones come first")
     check_secs(hook.timeout, f"timeout of {name}", optional=True, positive=True)
     check_choice(hook.on_error, f"on_error of {name}", "raise", "log")
     for option in ("background", "observer", "thread"):
         check_instance(getattr(hook, option), bool, f"{option} of {name}")
-    check_int(hook.max_pending, f"max_pending of {name}", 1)
+    checked_int(hook.max_pending, f"max_pending of {name}", 1)
     check_choice(hook.on_full, f"on_full of {name}", "wait", "drop")
-    check_int(hook.disable_after, f"disable_after of {name}", 1, optional=True)
+    checked_int(hook.disable_after, f"disable_after of {name}", 1, optional=True)
     check_secs(hook.retry_secs, f"retry_secs of {name}", optional=True, positive=True)
     if hook.disable_after is not None and hook.on_error != "log":
         raise InvalidHookError(

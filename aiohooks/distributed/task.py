@@ -22,8 +22,8 @@ from aiohooks._validate import (
     check_callable,
     check_checkpoint_dir,
     check_instance,
-    check_int,
     check_mapping,
+    checked_int,
     is_coroutine_function,
 )
 from aiohooks.errors import (
@@ -125,8 +125,8 @@ def make_spec(
     except TypeError as error:
         given = f"the Task and the arguments {args!r}" if args else "the Task"
         raise InvalidArgumentError(f"main is {main!r}, which is called with {given}: {error}") from error
-    check_int(num_workers, "num_workers", expected="a whole number, 0 for none")
-    check_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
+    num_workers = checked_int(num_workers, "num_workers", expected="a whole number, 0 for none")
+    max_restarts = checked_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
     check_instance(backoff, Backoff, "backoff")
     check_mapping(store_options, "store_options")
     for reserved in ("url", "run"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypedDict, 
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.run_scope import RunScope, current_scope
-from aiohooks._validate import check_callable, check_int, is_coroutine_function
+from aiohooks._validate import check_callable, checked_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Graph:
         steps: int = 1,
     ) -> Operation | AddOperation:
         """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
-        check_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
+        steps = checked_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
         return self._operation(fn, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
 
     def _operation(self, fn: Callable[..., Any] | None, *, name: str | None, **options: Any) -> Operation | AddOperation:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from aiohooks._aio.cancel import new_task
 from aiohooks._aio.clock import quick_now
 from aiohooks._aio.observers import observing
-from aiohooks._validate import check_choice, check_instance, check_int, check_mapping
+from aiohooks._validate import check_choice, check_instance, check_mapping, checked_int
 from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.checkpoint.checkpoint import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
@@ -116,7 +116,7 @@ class CheckpointSaverHook(ScheduledHook):
         check_mapping(metrics, "metrics")
         check_choice(on_busy, "on_busy", "wait", "skip")
         if on_save_error not in ("raise", "log"):
-            check_int(on_save_error, "on_save_error", 1, expected='"raise", "log" or a number of at least 1')
+            on_save_error = checked_int(on_save_error, "on_save_error", 1, expected='"raise", "log" or a number of at least 1')
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")

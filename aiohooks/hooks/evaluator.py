@@ -19,9 +19,9 @@ from aiohooks._validate import (
     check_callable,
     check_choice,
     check_instance,
-    check_int,
     check_mapping,
     check_secs,
+    checked_int,
     is_coroutine_function,
 )
 from aiohooks.dispatch.calls import hook_timeout_error, only_if
@@ -155,8 +155,8 @@ class EvaluatorHook(SessionRunHook):
             raise InvalidHookError(f"eval_fn is {eval_fn!r}, {hint}")
         check_instance(every, Every, "every")
         check_choice(mode, "mode", "inline", "background")
-        check_int(max_pending, "max_pending", 1)
-        check_int(max_results, "max_results", 1)
+        max_pending = checked_int(max_pending, "max_pending", 1)
+        max_results = checked_int(max_results, "max_results", 1)
         check_callable(snapshot, "snapshot", optional=True)
         several: Iterable[OnResult] = on_result if isinstance(on_result, Iterable) else (on_result,)  # pyright: ignore[reportUnknownVariableType]
         self._listeners = tuple(several)

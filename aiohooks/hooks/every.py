@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from aiohooks._aio.clock import current_clock
-from aiohooks._validate import check_secs, checked_index
+from aiohooks._validate import check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, NotReadyError
 from aiohooks.session.hook import SessionRunHook
 
@@ -35,12 +35,12 @@ class Every:
     def __post_init__(self) -> None:
         set_field = object.__setattr__  # the instance is frozen
         if self.steps is not None:
-            steps = checked_index(self.steps, "steps of Every", 1, expected="a whole number of steps, at least 1")
+            steps = checked_int(self.steps, "steps of Every", 1, expected="a whole number of steps, at least 1")
             set_field(self, "steps", steps)
         if self.secs is not None:
             check_secs(self.secs, "secs of Every", positive=True)
         set_field(self, "at", _checked_steps(self.at))
-        set_field(self, "after", checked_index(self.after, "after of Every", 0, expected="a step, at least 0"))
+        set_field(self, "after", checked_int(self.after, "after of Every", 0, expected="a step, at least 0"))
         if self.steps is None and self.secs is None and not self.at:
             raise InvalidArgumentError("Every() is never due: give steps=, secs= or at=, or several of them")
 
@@ -150,7 +150,7 @@ def _checked_steps(at: Sequence[int]) -> tuple[int, ...]:
         steps = tuple(at)
     except TypeError:
         raise InvalidArgumentError(f"at of Every is {at!r}; give a sequence of steps, like at=(10, 50)") from None
-    steps = tuple(checked_index(step, "a step in at of Every", 1, expected="whole steps, at least 1") for step in steps)
+    steps = tuple(checked_int(step, "a step in at of Every", 1, expected="whole steps, at least 1") for step in steps)
     if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
         raise InvalidArgumentError(f"at of Every is {steps!r}; give the steps in rising order, each once")
     return steps

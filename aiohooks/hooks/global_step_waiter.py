@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from aiohooks._validate import check_int, check_secs
+from aiohooks._validate import check_secs, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 
@@ -34,7 +34,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         Raises:
             InvalidArgumentError: not a step, 0 or more, or not a timeout.
         """
-        check_int(wait_until_step, "wait_until_step", expected="a whole number, 0 for no wait")
+        wait_until_step = checked_int(wait_until_step, "wait_until_step", expected="a whole number, 0 for no wait")
         check_secs(timeout, "timeout", optional=True, positive=True)
         self.wait_until_step = wait_until_step
         self._timeout = timeout

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._validate import check_choice, check_instance, check_int
+from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.hooks._observing import Sampling, Values, checked_number, checked_path, checked_values
 from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -50,7 +50,7 @@ class HistoryHook(SessionRunHook):
             ImportError: `plot` is given, and matplotlib is not installed.
         """
         check_instance(every, Every, "every")
-        check_int(max_length, "max_length", 2, expected="a whole number of steps, at least 2")
+        max_length = checked_int(max_length, "max_length", 2, expected="a whole number of steps, at least 2")
         check_choice(on_full, "on_full", "thin", "drop_oldest")
         self.name: str = name or ""
         self._fetches = checked_values(values)

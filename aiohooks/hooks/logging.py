@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_choice, check_instance
+from aiohooks._validate import check_callable, check_choice, check_instance, shown
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError
-from aiohooks.hooks._observing import Values, checked_values
+from aiohooks.hooks._observing import Values, checked_values, scalar
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -119,8 +119,18 @@ class NanHook(SessionRunHook):
         return SessionRunArgs(self._value)
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Check the value; raise `NanLossDuringTrainingError`, or request a stop."""
-        bad = next(filter(self._is_bad, _numbers(run_values.results)), None)
+        """Check the value; raise `NanLossDuringTrainingError`, or request a stop.
+
+        Raises:
+            NanLossDuringTrainingError: it is not finite.
+            InvalidArgumentError: it is not a number, such as None or a text.
+        """
+        try:
+            bad = next(filter(self._is_bad, _numbers(run_values.results)), None)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"{self._value!r} {error} at step {run_context.global_step}, and NanHook checks numbers; give what returns one"
+            ) from None
         if bad is None:
             return
         message = f"model diverged with {self._value!r} = {bad} at step {run_context.global_step}"
@@ -140,8 +150,11 @@ def _numbers(value: Any) -> Iterable[float]:
     elif isinstance(value, complex):
         yield value.real
         yield value.imag
-    elif value is not None:
-        yield float(value)
+    else:
+        number = scalar(value)
+        if number is None:
+            raise TypeError(f"is {shown(value)}")
+        yield number
 
 
 class LoggingHook(ScheduledHook):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._validate import check_choice, check_instance, check_int
+from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.hooks._observing import Sampling, checked_path, write_whole
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
@@ -57,8 +57,8 @@ class ProfilerHook(ScheduledHook):
             ImportError: pyinstrument is not installed.
         """
         check_instance(every, Every, "every")
-        check_int(window_steps, "window_steps", 1)
-        check_int(max_captures, "max_captures", 1, optional=True)
+        window_steps = checked_int(window_steps, "window_steps", 1)
+        max_captures = checked_int(max_captures, "max_captures", 1, optional=True)
         check_choice(backend, "backend", "cprofile", "pyinstrument")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._every = every

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_choice, check_instance, check_int, check_secs
+from aiohooks._validate import check_choice, check_instance, check_secs, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal
 from aiohooks.hooks.every import Every
@@ -103,7 +103,7 @@ class ProgressHook(SessionRunHook):
         check_instance(every, Every, "every")
         check_instance(description, str, "description")
         check_secs(refresh_secs, "refresh_secs", positive=True)
-        check_int(total, "total", 1, expected="a step, at least 1, or leave it out", optional=True)
+        total = checked_int(total, "total", 1, expected="a step, at least 1, or leave it out", optional=True)
         check_choice(display, "display", "auto", "rich", "plain")
         if display == "rich":
             from aiohooks.hooks import _rich as _rich  # imported here to fail now if rich is missing

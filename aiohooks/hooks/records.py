@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Self, cast
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_choice, check_instance, check_int
+from aiohooks._validate import check_callable, check_choice, check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, did_you_mean
 from aiohooks.hooks._observing import (
@@ -400,7 +400,7 @@ class _WritingHook(ScheduledHook):
     ) -> None:
         check_instance(every, Every, "every")
         check_callable(convert, convert_name, optional=True)
-        check_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
+        max_queue = checked_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
         check_choice(on_write_error, "on_write_error", "raise", "log")
         if values is None and convert is None:
             raise InvalidArgumentError(f"nothing to write; give values={{'tag': fetch}}, {convert_name}=, or both")
@@ -660,7 +660,7 @@ class SummaryWriter:
         """
         from aiohooks.hooks import _tensorboard  # only who writes summaries needs the package
 
-        check_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
+        max_queue = checked_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
         check_choice(on_write_error, "on_write_error", "raise", "log")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._record = _tensorboard.Scalars

@@ -7,16 +7,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._validate import (
     check_callable,
     check_choice,
     check_instance,
-    check_int,
     check_mapping,
     check_secs,
+    checked_int,
     is_finite,
     shown,
 )
@@ -42,22 +42,29 @@ class StopAtStepHook(SessionRunHook):
     move it.
     """
 
-    def __init__(self, *, num_steps: int | None = None, last_step: int | None = None) -> None:
+    def __init__(self, *steps: Never, num_steps: int | None = None, last_step: int | None = None) -> None:
         """Create the hook with exactly one of the two.
 
         Args:
+            steps: not accepted without a name.
             num_steps: how many steps to run.
             last_step: the global step after which to stop.
 
         Raises:
             InvalidArgumentError: neither or both are given, or one is not a whole number, 0 or more.
         """
+        if steps:
+            first = shown(steps[0])
+            raise InvalidArgumentError(
+                f"StopAtStepHook({first}) does not say what it counts; give last_step={first}, the global step after which to "
+                f"stop, or num_steps={first}, how many steps to run"
+            )
         if num_steps is None and last_step is None:
             raise InvalidArgumentError("one of num_steps or last_step must be given")
         if num_steps is not None and last_step is not None:
             raise InvalidArgumentError(f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given")
-        check_int(num_steps, "num_steps", optional=True)
-        check_int(last_step, "last_step", optional=True)
+        num_steps = checked_int(num_steps, "num_steps", optional=True)
+        last_step = checked_int(last_step, "last_step", optional=True)
         self._num_steps = num_steps
         self._given = last_step
         self.last_step: int | None = last_step
@@ -289,14 +296,16 @@ class EarlyStoppingHook(SessionRunHook):
         """
         check_choice(mode, "mode", "min", "max")
         check_choice(min_delta_mode, "min_delta_mode", "abs", "rel")
-        check_int(patience, "patience", 1, expected="observations, 1 or more, or leave it out", optional=True)
-        check_int(patience_steps, "patience_steps", 1, expected="steps, 1 or more, or leave it out", optional=True)
+        patience = checked_int(patience, "patience", 1, expected="observations, 1 or more, or leave it out", optional=True)
+        patience_steps = checked_int(
+            patience_steps, "patience_steps", 1, expected="steps, 1 or more, or leave it out", optional=True
+        )
         check_secs(patience_secs, "patience_secs", optional=True, positive=True)
         _check_finite_number(min_delta, "min_delta", least=0.0)
         for what, threshold in (("stopping", stopping_threshold), ("divergence", divergence_threshold)):
             if threshold is not None:
                 _check_finite_number(threshold, f"{what}_threshold")
-        check_int(start_from_step, "start_from_step", expected="steps, 0 or more")
+        start_from_step = checked_int(start_from_step, "start_from_step", expected="steps, 0 or more")
         check_instance(every, Every, "every", optional=True)
         self._limits = (patience, patience_steps, patience_secs)
         if all(limit is None for limit in (*self._limits, stopping_threshold, divergence_threshold)):
@@ -412,7 +421,7 @@ class EarlyStoppingHook(SessionRunHook):
             FetchError: the mapping has no such key.
             InvalidArgumentError: not a single number, or a mapping and there is no `monitor`.
         """
-        check_int(step, "step", expected="a step, 0 or more")
+        step = checked_int(step, "step", expected="a step, 0 or more")
         if isinstance(value, Mapping):
             values: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
             value = self._monitored(step, values)

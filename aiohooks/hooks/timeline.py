@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from aiohooks._aio.clock import current_clock, monotonic_now
 from aiohooks._aio.observers import Kind, Observer
 from aiohooks._aio.run_scope import current_run
-from aiohooks._validate import check_choice, check_instance, check_int
+from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import InvalidArgumentError, is_clean_end, safe_repr
 from aiohooks.hooks._lanes import Bar, Lane, Lanes, write_trace
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, checked_path
@@ -81,9 +81,9 @@ class TimelineHook(SessionRunHook):
             InvalidArgumentError: an argument is invalid.
         """
         check_instance(every, Every, "every", optional=True)
-        check_int(window_steps, "window_steps", 1)
-        check_int(max_captures, "max_captures", 1, optional=True)
-        check_int(max_events, "max_events", 1)
+        window_steps = checked_int(window_steps, "window_steps", 1)
+        max_captures = checked_int(max_captures, "max_captures", 1, optional=True)
+        max_events = checked_int(max_events, "max_events", 1)
         check_choice(on_write_error, "on_write_error", "raise", "log")
         self.path: str | None = None if path is None else checked_path(path, "path")
         if every is not None and self.path is None:

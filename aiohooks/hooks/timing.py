@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
-import os
-import sys
-import threading
 import time
 import types
 from bisect import bisect_left
@@ -18,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, LoopClock, TimerHandle, current_clock
-from aiohooks._diagnostics import user_location
+from aiohooks._diagnostics import BlockedLoopWatch, Frames, user_location
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidHookError
@@ -34,81 +30,7 @@ _MAX_WARNINGS = 5
 _MAX_BLOCKERS = 100
 BUCKET_SECS: tuple[float, ...] = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 """The upper bounds of the classes in which `PhaseTime.histogram` counts calls; the last class has none."""
-_LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio", "runners.py"))
-_LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
 Method = Callable[..., Coroutine[Any, Any, Any]]
-Frames = tuple[types.FrameType, ...]
-
-
-class BlockedLoopWatch:
-    """A thread that pings the event loop every `secs` seconds, and reports a block when no answer comes within `secs`.
-
-    A loop that only waits answers, so it is never reported. A block shorter than `secs` is not noticed; one that lasts twice
-    as long always is. The time is real time, not the current clock's.
-    """
-
-    def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object]) -> None:
-        """Create a watch of the running loop, in its thread.
-
-        `on_blocked` is called in the watching thread, once for each block, with the frames that the loop is running, the
-        outermost first, and for how long it has not answered.
-        """
-        self._secs = secs
-        self._on_blocked = on_blocked
-        self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
-        self._answered = threading.Event()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="blocked loop watch", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop the thread, and block until it has ended."""
-        self._stopped.set()
-        self._answered.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._secs) and not self._loop.is_closed():
-            self._answered.clear()
-            if self._stopped.is_set():
-                return  # `stop` set the event just before it was cleared; a loop that joins this thread would not answer
-            asked = time.perf_counter()
-            try:
-                self._loop.call_soon_threadsafe(self._answered.set)
-            except RuntimeError:  # the loop has been closed meanwhile
-                return
-            if not self._answered.wait(self._secs):
-                self._report_block(asked)
-                while not self._answered.wait(self._secs) and not self._loop.is_closed():
-                    pass  # the same block, which has been reported
-
-    def _report_block(self, asked: float) -> None:
-        innermost = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        if innermost is not None and self._loop.is_running() and (frames := _running_frames(innermost)):
-            self._on_blocked(frames, time.perf_counter() - asked)
-
-
-def _running_frames(innermost: types.FrameType) -> Frames:
-    """Return the frames that a loop is running, the outermost first; none if it is waiting for events."""
-    caller = innermost.f_back
-    if caller is None or _is_loop(innermost) or (innermost.f_code.co_name == "select" and _is_loop(caller)):
-        return ()
-    frames: list[types.FrameType] = []
-    frame: types.FrameType | None = innermost
-    while frame is not None and not _is_loop(frame):
-        frames.append(frame)
-        frame = frame.f_back
-    return tuple(reversed(frames))
-
-
-def _is_loop(frame: types.FrameType) -> bool:
-    """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls it too."""
-    return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(_LOOP_FILES)
 
 
 @dataclass(slots=True)

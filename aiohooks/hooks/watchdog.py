@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._diagnostics import format_tasks, task_wait, user_location
+from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, task_wait, user_location
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
-from aiohooks.hooks.timing import BlockedLoopWatch, Frames
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.status import Activity, SessionStatus
 
@@ -38,7 +37,7 @@ class Stall(NamedTuple):
     """A stall that a `WatchdogHook` has found.
 
     Attributes:
-        phase: "first step", "step", "save", "evaluation", "wait" or "blocked loop".
+        phase: "first step", "step", "hook", "save", "evaluation", "wait" or "blocked loop".
         what: the activity that took too long: a hook's method, an operation, the session's block.
         secs: for how long.
         step: the current step, or the last one.
@@ -58,8 +57,9 @@ class WatchdogHook(SessionRunHook):
     Each call of a hook, and the operations of a run, have the limit of their phase. A wait for a step of a store is a
     "wait", and so is the session's block between two runs. A `CheckpointSaverHook` is a "save" and an `EvaluatorHook` an
     "evaluation", whatever they wait for. All else is a "first step", from `begin` to the end of the first run of each
-    created session, or a "step". Each stall is reported once: the status of the session, which names the hook and what it
-    waits for, and the awaits of all tasks of the loop, the session's own first.
+    created session, or a "step"; with `hook_secs` a call of another hook is a "hook" instead. Each stall is reported once: the
+    status of the session, which names the hook and what it waits for, and the awaits of all tasks of the loop, the session's
+    own first.
 
     A hook that blocks the event loop blocks this one too: `blocked_secs` starts a thread that notices it.
     """
@@ -71,6 +71,7 @@ class WatchdogHook(SessionRunHook):
         step_secs: float,
         *,
         first_step_secs: float | None = None,
+        hook_secs: float | None = None,
         save_secs: float | None = None,
         evaluation_secs: float | None = None,
         wait_secs: float | None = None,
@@ -82,8 +83,10 @@ class WatchdogHook(SessionRunHook):
 
         Args:
             step_secs: how long one call of a hook, or the operations of a run, may take.
-            first_step_secs: the same until the first run has ended; by default `step_secs`. This and the next two may be
+            first_step_secs: the same until the first run has ended; by default `step_secs`. This and the next three may be
                 `math.inf`.
+            hook_secs: how long one call of a hook may take; by default like the operations. With `math.inf` the other limits
+                are a deadline for the step alone, whatever hooks wait for.
             save_secs: how long a `CheckpointSaverHook` may hold up a step; by default `step_secs`.
             evaluation_secs: how long an `EvaluatorHook` may hold up a step; by default `step_secs`.
             wait_secs: how long a wait for a step, or the session's block between two runs, may take; None for no limit.
@@ -94,7 +97,7 @@ class WatchdogHook(SessionRunHook):
             logger: where to log; by default the logger "aiohooks.hooks".
         """
         check_secs(step_secs, "step_secs", positive=True)
-        own = {"first step": first_step_secs, "save": save_secs, "evaluation": evaluation_secs}
+        own = {"first step": first_step_secs, "hook": hook_secs, "save": save_secs, "evaluation": evaluation_secs}
         for phase, secs in own.items():
             if secs != math.inf:
                 check_secs(secs, f"{phase.replace(' ', '_')}_secs", optional=True, positive=True)
@@ -106,6 +109,7 @@ class WatchdogHook(SessionRunHook):
             "step": step_secs,
             "wait": math.inf if wait_secs is None else wait_secs,
         }
+        self._limits_hooks = hook_secs is not None
         self._blocked_secs = blocked_secs
         self._on_stall = on_stall
         self._logger = logger or _logger
@@ -195,6 +199,8 @@ class WatchdogHook(SessionRunHook):
             return "evaluation"
         if (activity.awaits or "").startswith("step ") or activity.what == "the session's block":
             return "wait"
+        if self._limits_hooks and activity.hook is not None:
+            return "hook"
         return "first step" if self._runs <= 1 else "step"
 
     def _report_activity(self, phase: str, activity: Activity, secs: float, status: SessionStatus | None) -> None:

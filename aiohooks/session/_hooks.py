@@ -20,7 +20,7 @@ from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer
 from aiohooks._aio.overlap import RunWaits
 from aiohooks._aio.run_scope import current_scope
-from aiohooks._validate import check_mapping
+from aiohooks._validate import check_mapping, shown
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
@@ -419,9 +419,8 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
             packages = [base.__module__.partition(".")[0] for base in type(hook).__mro__]
             adapter = next((f"{_ADAPTERS[one]} of aiohooks.adapters.{one}" for one in packages if one in _ADAPTERS), None)
             advice = "derive it from SessionRunHook, or wrap an object with plain methods in BlockingHook"
-            raise InvalidHookError(
-                f"hooks has {hook!r}, which is not a SessionRunHook; {advice if adapter is None else f'give it to {adapter}'}"
-            )
+            advice = advice if adapter is None else f"give it to {adapter}"
+            raise InvalidHookError(f"hooks has {shown(hook)}, which is not a SessionRunHook; {advice}")
         if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
             raise InvalidHookError(f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out")
         yield one

@@ -88,6 +88,17 @@ def restore_hooks(session: Session) -> None:
         _logger.info("%s has the state of a hook %s, which is not in this session", what, name)
 
 
+def warn_if_not_saved(session: object, graph: Graph) -> None:
+    """Log that a session with a checkpoint directory trains, and no hook saves it."""
+    saver = session.saver if isinstance(session, Session) and not session.saved and graph.trains else None
+    if saver is not None and not saver.read_only:
+        _logger.warning(
+            "no checkpoint will be saved in %s, from which this session restores; add CheckpointSaverHook() to its hooks, "
+            "or give Saver(..., read_only=True) as checkpoint_dir",
+            saver.checkpoint_dir,
+        )
+
+
 def _load_state(one: Stateful, state: Any, what: str) -> None:
     try:
         one.load_state_dict(state)

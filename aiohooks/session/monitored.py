@@ -20,6 +20,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import monotonic_now, quick_now
 from aiohooks._aio.overlap import Wait
 from aiohooks._aio.run_scope import RunScope
+from aiohooks._diagnostics import warn_if_blocked
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
@@ -32,7 +33,7 @@ from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, RunLock
 from aiohooks.session._shutdown import Shutdown, swallows
 from aiohooks.session._state import close_unawaited
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of
+from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.producers import Producer
 from aiohooks.session.recovery import NEVER, FeedsSetBack, RecoveryPolicy, SessionSupervisor
@@ -320,10 +321,12 @@ class AsyncMonitoredSession:
                 if getattr(store, "inline", True) or not isinstance(supervisor.creator, WorkerSessionCreator):
                     self._register_publisher(store)  # a worker waiting for its chief in another process publishes nothing yet
                 await supervisor.create()
+                warn_if_not_saved(state.session, self._graph)
             self._register_publisher(supervisor.store)
         except BaseException as error:
             await self._shutdown.end_opening(error)
         state.set_phase("open")
+        callbacks.callback(warn_if_blocked())
         lock.watch_loop()
         return self
 

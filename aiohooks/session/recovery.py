@@ -15,7 +15,7 @@ from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._aio.observers import observing
 from aiohooks._aio.opening import opening_until
 from aiohooks._aio.overlap import Wait
-from aiohooks._validate import check_choice, check_instance, check_int
+from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import (
     AbortedError,
     FeedsLostError,
@@ -82,7 +82,7 @@ class RecoveryPolicy:
 
     def __post_init__(self) -> None:
         for name in ("max_attempts", "no_progress_limit"):
-            check_int(getattr(self, name), name, expected="a whole number, 0 for never")
+            object.__setattr__(self, name, checked_int(getattr(self, name), name, expected="a whole number, 0 for never"))
         check_instance(self.backoff, Backoff, "backoff")
         check_choice(self.after_commit, "after_commit", "repeat", "return")
         check_choice(self.restore, "restore", "checkpoint", "memory")

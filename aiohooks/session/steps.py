@@ -12,7 +12,7 @@ from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Overlap
-from aiohooks._validate import check_callable, check_int, check_secs
+from aiohooks._validate import check_callable, check_secs, checked_int
 from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Placeholder, T_co
@@ -144,8 +144,8 @@ class Steps(Generic[T_co]):
         self._own_loop: AsyncIterator[T_co] | None = None
         self._source: PlainFeeds | QueueFeeds | FeedsAhead | None = None
         producers = checked_producers(producer)
-        check_int(prefetch, "prefetch")
-        check_int(batch, "batch", 1, optional=True)
+        prefetch = checked_int(prefetch, "prefetch")
+        batch = checked_int(batch, "batch", 1, optional=True)
         check_secs(max_wait_secs, "max_wait_secs", optional=True)
         what: Any = feeds
         is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not isinstance(feeds, (Mapping, str, bytes))

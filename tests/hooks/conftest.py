@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aiohooks.hooks.timing import BlockedLoopWatch
+from aiohooks._diagnostics import BlockedLoopWatch
 
 
 @pytest.fixture
@@ -18,4 +18,4 @@ def start_watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     watches: list[BlockedLoopWatch] = []
     start = BlockedLoopWatch.start
     monkeypatch.setattr(BlockedLoopWatch, "start", lambda watch: watches.append(watch))
-    return lambda: start(watches.pop())
+    return lambda: start(watches.pop(0))  # the session has one of its own, after those of hooks

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.timing import BlockedLoopWatch, Frames
+from aiohooks._diagnostics import BlockedLoopWatch, Frames
 from aiohooks.hooks.watchdog import WatchdogHook
 from tests.support.waiting import HANG_SECS
 

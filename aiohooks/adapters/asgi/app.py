@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._validate import check_callable, check_instance, check_int, check_secs
+from aiohooks._validate import check_callable, check_instance, check_secs, checked_int
 from aiohooks.adapters.asgi._access import CONTROL_METHOD, AccessPolicy, JsonReply, encode_json, error_reply, safe_text
 from aiohooks.adapters.asgi._events import reached_reply, store_of, wait_for_step, while_connected, write_events
 from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_signals
@@ -140,8 +140,8 @@ class SessionService:
         check_secs(grace_secs, "grace_secs")
         check_secs(drain_secs, "drain_secs", optional=True)
         check_secs(refresh_secs, "refresh_secs", positive=True)
-        check_int(max_waiters, "max_waiters")
-        check_int(max_streams, "max_streams")
+        max_waiters = checked_int(max_waiters, "max_waiters")
+        max_streams = checked_int(max_streams, "max_streams")
         self._access = AccessPolicy(allowed_hosts=allowed_hosts, token=token, allow_remote=allow_remote)
         self._session = session
         self._runner = None if run is None else SessionRunner(session, run, grace_secs, drain_secs)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread, wait_done
-from aiohooks._validate import check_instance, check_int, check_secs
+from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
 from aiohooks.adapters.trackers.tracker import Tracker
@@ -88,7 +88,7 @@ class TrackerHook(SessionRunHook):
         """
         check_instance(tracker, Tracker, "tracker")
         check_instance(every, Every, "every")
-        check_int(max_queue, "max_queue", 1)
+        max_queue = checked_int(max_queue, "max_queue", 1)
         check_secs(drain_secs, "drain_secs")
         self.tracker: Tracker = tracker
         self.unsent_path: str = checked_path(unsent_path, "unsent_path")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from aiohooks._validate import check_instance, check_secs
+from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
 from aiohooks.stores._run_state import RunState
@@ -184,7 +184,8 @@ class NatsStepStore(RemoteStepStore):
                 f"forget_after_secs is {forget_after_secs!r}; give no less than lease_secs, which is {self._lease_secs:g} s: "
                 "a run that is in use would be deleted"
             )
-        if type(replicas) is not int or replicas not in (1, 3, 5):
+        replicas = checked_int(replicas, "replicas", expected="1, 3 or 5")
+        if replicas not in (1, 3, 5):
             raise InvalidArgumentError(f"replicas={replicas!r}: give 1, 3 or 5")
         address = parse_address(url)
         self._address = Address(address.servers, address.needs_tls or tls is not None)
