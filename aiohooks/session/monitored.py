@@ -109,6 +109,7 @@ class AsyncMonitoredSession:
         signals = policy_of(handle_signals)
         self._signals = None if signals is None else StopOnSignal(signals, state)
         state.name = name
+        self._end_watch: Callable[[], None]
         # Made of parts, so that the coordinator does not keep the session itself alive.
         state.get_status = self._status = partial(session_status, state, self._supervisor, self._run_lock.turns, self._hooks)
 
@@ -326,7 +327,8 @@ class AsyncMonitoredSession:
         except BaseException as error:
             await self._shutdown.end_opening(error)
         state.set_phase("open")
-        callbacks.callback(warn_if_blocked())
+        self._end_watch = warn_if_blocked()
+        callbacks.callback(self._end_watch)
         lock.watch_loop()
         return self
 
@@ -484,6 +486,8 @@ class AsyncMonitoredSession:
     def __del__(self) -> None:
         state = getattr(self, "_state", None)
         if state is not None and state.phase in ("open", "opening"):
+            if state.phase == "open":
+                self._end_watch()
             warnings.warn(f"{self!r} was never closed; use `async with`", ResourceWarning, stacklevel=2, source=self)
 
 

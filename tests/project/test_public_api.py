@@ -257,8 +257,8 @@ SIGNATURES: dict[str, str | None] = {
     "SignalPolicy": "(*, signals=<tuple>, step_secs=None, grace_secs=None, drain_secs=None, pause=None, resume=None)",
     "hooks.Stall": None,
     "WatchdogHook": (
-        "(step_secs, *, first_step_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, blocked_secs=None, "
-        "on_stall='report', logger=None)"
+        "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, "
+        "blocked_secs=None, on_stall='report', logger=None)"
     ),
     "Stateful": None,
     "Stateful.state_dict": "(self)",
@@ -292,7 +292,7 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.mark_initialised": "async (self)",
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
-    "StopAtStepHook": "(*, num_steps=None, last_step=None)",
+    "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
     "StopAtTimeHook": (
         "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, wall_time=<builtin_function_or_method>, name=None)"
     ),

@@ -1,0 +1,134 @@
+"""What is said about mistakes that had no message, or one without a cure."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks.testing import ManualClock
+from tests.support.checks import refused
+from tests.support.sessions import counting_graph
+
+pytestmark = pytest.mark.every_python
+
+
+class Plain:
+    """Not a hook."""
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "parts"),
+    [
+        (lambda: ah.StopAtStepHook(100), ah.errors.InvalidArgumentError, ("last_step=100", "num_steps=100")),  # type: ignore[arg-type]
+        (lambda: ah.StopAtStephook, AttributeError, ("did you mean 'StopAtStepHook'?",)),  # type: ignore[attr-defined]
+        (lambda: ah.CheckpointSaverHook(every=100), ah.errors.InvalidArgumentError, ("Every(steps=100)", "Every(secs=100)")),  # type: ignore[arg-type]
+        (lambda: ah.AsyncMonitoredSession(counting_graph(), [Plain()]), ah.errors.InvalidHookError, ("an object of Plain",)),  # type: ignore[list-item]
+    ],
+)
+def test_the_cure_is_named(make: Callable[[], Any], error: type[Exception], parts: tuple[str, ...]) -> None:
+    """The message has the value and what to give instead, and no address."""
+    with refused(error, *parts) as found:
+        make()
+    assert "0x" not in str(found.value)
+
+
+@pytest.mark.parametrize("value", [None, "0.5", [1.0, None], {"loss": 1.0}, b"1"])
+async def test_nanhook_refuses_what_is_no_number(value: Any) -> None:
+    """A value that NanHook cannot check is an error with the step, and not taken for a good one."""
+
+    async def step() -> dict[str, Any]:
+        return {"loss": value}
+
+    with refused(ah.errors.InvalidArgumentError, "'loss' is ", "at step 1", "NanHook checks numbers"):
+        async with ah.AsyncMonitoredSession(step, [ah.NanHook("loss")]) as session:
+            await session.run("loss")
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.uint8(3), np.array(3)])
+async def test_whole_numbers_of_other_libraries(number: Any) -> None:
+    """An option that takes an int takes one of numpy, and keeps an int; a float and a bool are refused."""
+    hook = ah.StopAtStepHook(last_step=number)
+    assert type(hook.last_step) is int
+    kept = ah.RecoveryPolicy(max_attempts=number).max_attempts, ah.checkpoint.KeepNewest(number).n
+    assert list(map(type, kept)) == [int, int]
+    assert type(ah.GlobalStepWaiterHook(number).wait_until_step) is int
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, ah.HistoryHook(["loss"], max_length=number)]) as session:
+        async for _ in session.steps("train"):
+            pass
+    assert session.global_step.latest.step == 3
+    for wrong in (np.float64(3), np.bool_(True), True):
+        with refused(ah.errors.InvalidArgumentError, "last_step is ", "give a whole number"):
+            ah.StopAtStepHook(last_step=wrong)  # type: ignore[arg-type]
+
+
+async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    """One line of the log says which hook failed, and with what."""
+
+    async def fail(context: object, values: object) -> None:
+        raise ConnectionError("down")
+
+    hook = ah.configure(ah.LambdaHook(after_run=fail), on_error="log")
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        await session.run("train")
+    assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
+        "LambdaHook.after_run at step 1 failed; continuing, as its on_error says: ConnectionError('down')"
+    ]
+
+
+@pytest.mark.parametrize("where", ["hook", "block"])
+async def test_a_blocked_loop_is_warned_of_once(where: str) -> None:
+    """Whatever blocks the event loop is named by file and line, in one warning, while it blocks it."""
+    lines: list[str] = []
+    warned = threading.Event()
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has been blocked" in record.getMessage():
+                lines.append(record.getMessage())
+                warned.set()
+
+    async def block(*_: object) -> None:
+        assert warned.wait(60)  # blocks the loop
+
+    handler, logger = Listening(), logging.getLogger("aiohooks")
+    logger.addHandler(handler)
+    try:
+        hooks = [ah.LambdaHook(after_run=block)] if where == "hook" else []
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+            await session.run("train")
+            await block()
+    finally:
+        logger.removeHandler(handler)
+    assert len(lines) == 1
+    assert f"block ({__file__}:" in lines[0]
+
+
+@pytest.mark.parametrize(("hook_secs", "stalls"), [(None, ["step"]), (math.inf, []), (100, ["hook"])])
+async def test_a_deadline_for_the_step_alone(hook_secs: float | None, stalls: list[str]) -> None:
+    """With `hook_secs` the time of hooks is another one than that of the operations."""
+    with ManualClock() as clock:
+        watchdog = ah.WatchdogHook(10, first_step_secs=1000, hook_secs=hook_secs)
+
+        async def wait(context: ah.SessionRunContext) -> None:
+            if context.global_step == 2:
+                waiting = ah.MemoryStepStore()
+                reader = context.coord
+                assert reader is not None
+                task = reader.start_soon(waiting.wait_for, 1)
+                for _ in range(20):
+                    clock.advance(10)
+                await waiting.advance()
+                await task
+
+        graph = counting_graph()
+        async with ah.AsyncMonitoredSession(graph, [watchdog, ah.LambdaHook(before_run=wait)]) as session:
+            await session.run("train")
+            await session.run("train")
+        assert [stall.phase for stall in watchdog.stalls] == stalls
