@@ -18,7 +18,7 @@ from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
 from aiohooks.checkpoint.checkpoint import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
-from aiohooks.errors import CheckpointError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
+from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
 from aiohooks.hooks._observing import checked_numbers, scalar
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
@@ -269,6 +269,8 @@ class CheckpointSaverHook(ScheduledHook):
 
     async def close(self, exc: BaseException | None) -> None:
         """Wait for the write; save after an error if `save_on_error`. Raise the error of a failed save not raised before."""
+        if isinstance(exc, FetchError) and exc.name in self._metrics.values():
+            add_note(exc, "KeepBest sees the numbers of an EvaluatorHook without metrics= of CheckpointSaverHook")
         try:
             await self._wait_for_write()
             if exc is not None and self._save_on_error:

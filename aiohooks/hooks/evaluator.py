@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -307,9 +308,10 @@ class EvaluatorHook(SessionRunHook):
     async def _evaluate_last(self, session: Session) -> None:
         step = session.global_step.latest.step
         if self._at_end and self._evaluated != step:
-            for one in session.stateful_hooks().values():
-                if isinstance(one, EarlyStoppingHook):
-                    one.end_run()
+            with contextlib.suppress(InvalidHookError):  # equal names: then no checkpoint is saved
+                for one in session.stateful_hooks().values():
+                    if isinstance(one, EarlyStoppingHook):
+                        one.end_run()
             self._extra = step
             self._schedule(session, step)
         await self._drain()

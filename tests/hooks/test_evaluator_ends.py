@@ -367,3 +367,12 @@ async def test_an_error_of_a_listener_is_an_error(mode: Any) -> None:
     with pytest.raises(KeyError, match="listener"):
         await results_of(hook, 3)
     assert hook.results[1] == 1
+
+
+async def test_hooks_of_equal_names_without_a_checkpoint() -> None:
+    """An evaluation at the end asks no hooks for names that only checkpoints need."""
+    stopping = [ah.EarlyStoppingHook("loss", patience=9) for _ in range(2)]
+    hook = EvaluatorHook(total, every=ah.Every(steps=9))
+    async with ah.AsyncMonitoredSession(counting_graph(), [*stopping, hook]) as session:
+        await session.run("train")
+    assert hook.results == {1: 1}

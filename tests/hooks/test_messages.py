@@ -32,7 +32,7 @@ class Plain:
         (lambda: ah.AsyncMonitoredSession(counting_graph(), [Plain()]), ah.errors.InvalidHookError, ("an object of Plain",)),  # type: ignore[list-item]
     ],
 )
-def test_the_cure_is_named(make: Callable[[], Any], error: type[Exception], parts: tuple[str, ...]) -> None:
+def test_the_cure_is_named(make: Callable[[], Any], error: Any, parts: tuple[str, ...]) -> None:
     """The message has the value and what to give instead, and no address."""
     with refused(error, *parts) as found:
         make()
