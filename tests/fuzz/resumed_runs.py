@@ -268,7 +268,8 @@ class Trial:
                 break
         kept = [(one.step, dict(one.metrics), one.interim) for one in await self.saver.checkpoints()]
         return {
-            "end": (reason, self.end),
+            # Of two hooks that stop at one step, the reason is that of the one which asks first.
+            "end": ("the last step" if self.end[0] == self.program.steps else reason, self.end),
             **self.found,
             "history": (self.history.steps, self.history.values),
             "csv": without_time(self.folder / "run.csv"),
