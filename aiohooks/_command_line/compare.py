@@ -1,4 +1,4 @@
-"""`aiohooks compare A B`: what differs between records, traces or checkpoints of two runs."""
+"""`aiohooks compare A B`: what differs between records, traces or checkpoints of two runs, but for the time that they took."""
 
 from __future__ import annotations
 
@@ -124,6 +124,8 @@ def _compare_checkpoints(a: str, b: str) -> Iterator[str]:
         yield f"step: {step} and {other_step}"
     left, right = dict(_leaves(left, "")), dict(_leaves(right, ""))
     for place in dict.fromkeys((*left, *right)):
+        if place.startswith("hooks.") and place.endswith("secs"):
+            continue  # how long ago a hook was due: it differs between any two runs
         if place not in left or place not in right:
             yield f"{printable(place)}: only in {other_name if place not in left else name}"
         elif (difference := _difference(left[place], right[place])) is not None:

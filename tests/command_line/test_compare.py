@@ -107,6 +107,8 @@ async def test_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     a = await saved(tmp_path / "a", 5, **state)
     b = await saved(tmp_path / "b", 5, **state)
     assert compared(capsys, tmp_path / "a", tmp_path / "b") == (0, ["no difference: the checkpoints are the same"])
+    timed = [await saved(tmp_path / f"secs {secs}", 5, hooks={"LoggingHook": {"step": 5, "secs": secs}}) for secs in (1.0, 2.0)]
+    assert compared(capsys, *timed)[0] == 0  # how long ago hooks were due is no difference
     assert compared(capsys, a, tmp_path / "b")[0] == compared(capsys, a, b)[0] == 0
     state.update(
         nans=np.array([np.nan, 1.5]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -15,6 +16,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -116,19 +118,18 @@ async def test_a_deadline_for_the_step_alone(hook_secs: float | None, stalls: li
     with ManualClock() as clock:
         watchdog = ah.WatchdogHook(10, first_step_secs=1000, hook_secs=hook_secs)
 
+        release = asyncio.Event()
+
         async def wait(context: ah.SessionRunContext) -> None:
             if context.global_step == 2:
-                waiting = ah.MemoryStepStore()
-                reader = context.coord
-                assert reader is not None
-                task = reader.start_soon(waiting.wait_for, 1)
-                for _ in range(20):
-                    clock.advance(10)
-                await waiting.advance()
-                await task
+                await release.wait()
 
-        graph = counting_graph()
-        async with ah.AsyncMonitoredSession(graph, [watchdog, ah.LambdaHook(before_run=wait)]) as session:
+        async with ah.AsyncMonitoredSession(counting_graph(), [watchdog, ah.LambdaHook(before_run=wait)]) as session:
             await session.run("train")
-            await session.run("train")
+            running = asyncio.create_task(session.run("train"))
+            for _ in range(20):
+                await ticks()
+                clock.advance(10)
+            release.set()
+            await running
         assert [stall.phase for stall in watchdog.stalls] == stalls
