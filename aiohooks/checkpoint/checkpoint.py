@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-INTERIM = "interim"
+INTERIM = "(interim)"
 """The metric by which a manifest says that a checkpoint is an interim one."""
 
 

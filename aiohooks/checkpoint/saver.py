@@ -367,6 +367,8 @@ class CheckpointDirectory:
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Checkpoint | None:
         with self._mutex, _error_context(f"the metrics of step {step} were not added to its checkpoint in {self.path}"):
+            if self._read_only:
+                raise CheckpointError(errno.EROFS, f"the Saver of {self.path} has read_only=True, so it cannot add metrics")
             dir_fd = self._lock.acquire()
             names = self._files.list_names(dir_fd)
             there = [each for each in self._sound(dir_fd, names) if each.step == step]
