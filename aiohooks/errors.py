@@ -475,12 +475,10 @@ _shortened.maxlevel, _shortened.maxstring, _shortened.maxlong = 3, 150, 100
 def safe_repr(value: object) -> str:
     """Return `repr(value)` for a message, shortened: a batch of data, or a number of thousands of digits, would hide the message.
 
-    Without it if it raises, as what the message is about matters more. Of an object whose `repr` has only its address, the class
-    is named.
+    Without it if it raises, as what the message is about matters more.
     """
     try:
-        has_only_address = type(value).__repr__ is object.__repr__
-        text = f"an object of {type(value).__qualname__}" if has_only_address else _shortened.repr(value)
+        text = _shortened.repr(value)
     except Exception as error:
         return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return shortened(text, 1_000 if isinstance(value, BaseException) else 300)

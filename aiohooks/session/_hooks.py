@@ -420,7 +420,10 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
             adapter = next((f"{_ADAPTERS[one]} of aiohooks.adapters.{one}" for one in packages if one in _ADAPTERS), None)
             advice = "derive it from SessionRunHook, or wrap an object with plain methods in BlockingHook"
             advice = advice if adapter is None else f"give it to {adapter}"
-            raise InvalidHookError(f"hooks has {shown(hook)}, which is not a SessionRunHook; {advice}")
+            kind = cast("Any", type(hook))
+            has_address = kind.__repr__ is object.__repr__  # and says no more
+            what = f"an object of {kind.__qualname__}" if has_address else shown(hook)
+            raise InvalidHookError(f"hooks has {what}, which is not a SessionRunHook; {advice}")
         if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
             raise InvalidHookError(f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out")
         yield one

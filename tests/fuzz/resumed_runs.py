@@ -30,9 +30,12 @@ CUTS = ("stop", "kill", "failing step", "failing hook")
 
 
 def last_values(folder: Path) -> list[Any]:
-    """Return what TensorBoard shows of event files: steps and values, without those that a restart made void."""
-    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader  # type: ignore[import-untyped]
-    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+    """Return what TensorBoard shows, where it is installed: steps and values, without those that a restart made void."""
+    try:
+        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+    except ImportError:
+        return []
 
     shown: list[Any] = []
     for path in sorted(folder.iterdir()):
