@@ -38,7 +38,7 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.session.producers import EndOfProducers, Producers, is_end_of_producers
-from aiohooks.session.status import SessionStatus, background_activities
+from aiohooks.session.status import OPEN_SESSIONS, SessionStatus, background_activities
 
 if TYPE_CHECKING:
     from aiohooks.graph.graph import Graph
@@ -103,6 +103,7 @@ class SessionState:
     def set_phase(self, phase: str) -> None:
         """Begin a phase."""
         self.phase, self.since = phase, current_clock().now()
+        (OPEN_SESSIONS.discard if phase == "closed" else OPEN_SESSIONS.add)(self)
 
     @property
     def owners(self) -> tuple[TaskOwner, ...]:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from aiohooks import checkpoint
 from aiohooks._diagnostics import task_wait
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from aiohooks.session._state import SessionState
     from aiohooks.session.recovery import SessionSupervisor
 
+OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
+"""The states of the sessions of this process that are being opened, are open, or are being closed."""
 CLOSING = "closing the session"
 """The activity of a session that ends while no hook and no run is active."""
 

@@ -1,23 +1,28 @@
-"""Helpers for tests of hooks and stores: a clock set by hand, hooks that record or fail, checks for hooks, leaks and stores."""
+"""Helpers for tests: a clock set by hand, hooks that record or fail, exploration, checks for hooks, leaks and stores."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.testing.clock import ManualClock
+    from aiohooks.testing.exploration import ExplorationError, Explored, explore, unreliable
     from aiohooks.testing.hook_suite import check_hook, hook_checks
     from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
     from aiohooks.testing.leaks import no_leaks
     from aiohooks.testing.step_store import check_step_store, step_store_checks
 
 __all__ = [
+    "ExplorationError",
+    "Explored",
     "FaultInjectionHook",
     "ManualClock",
     "RecordingHook",
     "check_hook",
     "check_step_store",
+    "explore",
     "hook_checks",
     "no_leaks",
     "step_store_checks",
+    "unreliable",
 ]
 
 if not TYPE_CHECKING:  # pytest loads this package with the plugin, also where no test asks for it
@@ -27,6 +32,7 @@ if not TYPE_CHECKING:  # pytest loads this package with the plugin, also where n
         __name__,
         {
             "aiohooks.testing.clock": ("ManualClock",),
+            "aiohooks.testing.exploration": ("ExplorationError", "Explored", "explore", "unreliable"),
             "aiohooks.testing.hook_suite": ("check_hook", "hook_checks"),
             "aiohooks.testing.hooks": ("FaultInjectionHook", "RecordingHook"),
             "aiohooks.testing.leaks": ("no_leaks",),

@@ -116,10 +116,10 @@ class no_leaks:
     def _collect_errors(self) -> None:
         loop = asyncio.get_running_loop()
         self._restore.callback(loop.set_exception_handler, loop.get_exception_handler())
-        loop.set_exception_handler(lambda _, context: self._errors.append(_describe_context(context)))
+        loop.set_exception_handler(lambda _, context: self._errors.append(describe_context(context)))
 
         self._restore.callback(setattr, sys, "unraisablehook", sys.unraisablehook)
-        sys.unraisablehook = lambda unraisable: self._errors.append(_describe_unraisable(unraisable))
+        sys.unraisablehook = lambda unraisable: self._errors.append(describe_unraisable(unraisable))
 
         # As errors, these warnings of finalisers arrive at the hook above.
         self._restore.enter_context(warnings.catch_warnings())
@@ -209,14 +209,15 @@ def _signal_handlers() -> dict[int, Any]:
 
 def _becomes_idle(thread: threading.Thread, deadline: float) -> bool:
     """Wait until the thread has ended, or is an idle worker of a pool; return False at the deadline."""
-    while thread.is_alive() and not _is_idle_worker(thread):
+    while thread.is_alive() and not is_idle_worker(thread):
         if time.monotonic() > deadline:
             return False
         thread.join(0.001)
     return True
 
 
-def _is_idle_worker(thread: threading.Thread) -> bool:
+def is_idle_worker(thread: threading.Thread) -> bool:
+    """Return whether a thread is a worker of a pool, and waits for something to do."""
     if not thread.name.startswith(_WORKER_NAMES):
         return False
     frame = sys._current_frames().get(thread.ident or 0)  # pyright: ignore[reportPrivateUsage]
@@ -249,12 +250,14 @@ def describe_task(task: asyncio.Task[Any]) -> str:
     return f"task {task.get_name()!r} still runs, {f'started at {started}, ' if started else ''}waits at {waits}"
 
 
-def _describe_context(context: Mapping[str, Any]) -> str:
+def describe_context(context: Mapping[str, Any]) -> str:
+    """Return what a loop's exception handler is given, in words."""
     owner = context.get("task") or context.get("future") or context.get("handle")
     known = [repr(one) for one in (owner, context.get("exception")) if one is not None]
     return ": ".join([str(context.get("message", "an error in the loop")), *known])
 
 
-def _describe_unraisable(unraisable: Any) -> str:
+def describe_unraisable(unraisable: Any) -> str:
+    """Return what `sys.unraisablehook` is given, in words."""
     error = unraisable.exc_value if unraisable.exc_value is not None else unraisable.exc_type
     return f"{unraisable.err_msg or 'unreported error in'} {unraisable.object!r}: {error!r}"

@@ -1,7 +1,10 @@
-"""The pytest plugin: the check for leaks, for the async tests of any project that ask for it.
+"""The pytest plugin: the check for leaks, and exploration, for the async tests of any project that ask for them.
 
     @pytest.mark.no_leaks
     async def test_worker() -> None: ...
+
+    @pytest.mark.explore(seeds=200)
+    async def test_transfer() -> None: ...
 
 pytest loads this module at its start (entry point `pytest11`), so it imports nothing of the library before a test asks for it.
 """
@@ -12,8 +15,8 @@ import contextlib
 import functools
 import inspect
 import unittest
-from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,12 +25,22 @@ if TYPE_CHECKING:
     from aiohooks.testing.leaks import no_leaks
 
 _NAME = "no_leaks"
+_Body = Callable[..., Awaitable[Any]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that repeats what an exploration has found."""
+    text = "run the tests marked with `explore` under these disturbances alone, as the message of a failed one says"
+    parser.getgroup("aiohooks").addoption("--explore-replay", metavar="DISTURBANCES", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the markers."""
     config.addinivalue_line(
         "markers", f"{_NAME}: the async test fails if it leaves a task, a file, a thread, an unreported error or the like behind"
+    )
+    config.addinivalue_line(
+        "markers", "explore(**arguments): the body of the async test runs under many schedules, see aiohooks.testing.exploration"
     )
 
 
@@ -49,18 +62,52 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Run the body of an async test that asks for it in the check; its fixtures close what they opened."""
     check = getattr(item, "funcargs", {}).get(_NAME)
-    if check is not None:
-        from aiohooks.testing.leaks import no_leaks
+    with contextlib.ExitStack() as stack:
+        if (marker := item.get_closest_marker("explore")) is not None:
+            stack.enter_context(replaced_body(item, functools.partial(_explored, item, marker)))
+        if check is not None:
+            from aiohooks.testing.leaks import no_leaks
 
-        if isinstance(check, no_leaks):  # not a fixture of another kind that has this name
-            with inside(item, lambda: check):
-                return (yield)
-    return (yield)
+            if isinstance(check, no_leaks):  # not a fixture of another kind that has this name
+                stack.enter_context(inside(item, lambda: check))
+        return (yield)
+
+
+def _explored(item: pytest.Item, marker: pytest.Mark, test: _Body) -> _Body:
+    async def explored(*args: Any, **keywords: Any) -> None:
+        from aiohooks.errors import add_note
+        from aiohooks.testing.exploration import ExplorationError, explore
+
+        replay: str | None = item.config.getoption("--explore-replay")
+
+        async def program() -> None:
+            await test(*args, **keywords)
+
+        try:
+            await explore(program, *marker.args, replay=replay, **marker.kwargs)
+        except ExplorationError as error:
+            add_note(error, f"again: pytest '{item.nodeid}' --explore-replay='{error.replay}'")
+            raise
+
+    return explored
+
+
+def inside(item: pytest.Item, make_context: Callable[[], AbstractAsyncContextManager[Any]]) -> AbstractContextManager[None]:
+    """Let the body of an async test run inside an asynchronous context manager; see `replaced_body`."""
+
+    def in_context(test: _Body) -> _Body:
+        async def checked(*args: Any, **keywords: Any) -> None:
+            async with make_context():
+                await test(*args, **keywords)
+
+        return checked
+
+    return replaced_body(item, in_context)
 
 
 @contextlib.contextmanager
-def inside(item: pytest.Item, make_context: Callable[[], AbstractAsyncContextManager[Any]]) -> Generator[None]:
-    """Let the body of an async test run inside an asynchronous context manager; a plain test is left as it is.
+def replaced_body(item: pytest.Item, replacement: Callable[[_Body], _Body]) -> Generator[None]:
+    """Let something else run in place of the body of an async test; a plain test is left as it is.
 
     It works with pytest-asyncio, with the plugin of anyio, and for the methods of `unittest.IsolatedAsyncioTestCase`.
 
@@ -74,12 +121,13 @@ def inside(item: pytest.Item, make_context: Callable[[], AbstractAsyncContextMan
         return
     ran = False
 
+    body = replacement(test)
+
     @functools.wraps(test)
-    async def checked(*args: Any, **kwargs: Any) -> None:
+    async def checked(*args: Any, **keywords: Any) -> None:
         nonlocal ran
         ran = True
-        async with make_context():
-            await test(*args, **kwargs)
+        await body(*args, **keywords)
 
     setattr(holder, name, checked)
     try:

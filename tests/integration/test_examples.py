@@ -43,6 +43,16 @@ def run(example: str, *options: object) -> subprocess.CompletedProcess[str]:
     return processes.run(command(example, *options), env=environment())
 
 
+def test_exploration_finds_the_lost_update() -> None:
+    """The example prints what was found and how to repeat it, and that nothing is found with a lock."""
+    printed = run("explore_hooks.py")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    found, *_, exact = printed.stdout.splitlines()
+    assert found.startswith("an error: AssertionError('5 and a fee of 1 were spent, and ")
+    assert "again: explore(..., replay='" in printed.stdout
+    assert exact == "with a lock: nothing found in 1,001 schedules"
+
+
 def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
     """The example prints lanes that overlap, or draws them."""
     printed = run("timeline.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -255,3 +256,41 @@ def test_the_plugin_loads_next_to_nothing() -> None:
         *("aiohooks", "aiohooks._lazy", "aiohooks.errors", "aiohooks.testing", MODULE)
     ]
     assert not {"asyncio", "anyio"} & {name.partition(".")[0] for name in loaded}
+
+
+EXPLORED = """
+    @pytest.fixture
+    def times():
+        return 2
+
+    @pytest.mark.explore(seeds=300, disturb=["order"])
+    {mark}
+    async def test_loses_an_update(times):
+        count = 0
+        async def add(delay):
+            nonlocal count
+            for _ in range(delay):
+                await asyncio.sleep(0)
+            before = count
+            await asyncio.sleep(0)
+            count = before + 1
+        await asyncio.gather(add(0), add(3))
+        assert count == times
+
+    @pytest.mark.explore(seeds=300)
+    {mark}
+    async def test_is_exact(times):
+        await asyncio.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("mark", ["@pytest.mark.asyncio", "@pytest.mark.anyio"])
+def test_a_marked_test_is_explored(pytester: pytest.Pytester, mark: str) -> None:
+    """Its body runs under many schedules, with its fixtures; the option that the message shows repeats one of them."""
+    result = run(pytester, EXPLORED.format(mark=mark))
+    result.assert_outcomes(passed=1, failed=1)
+    found = re.search(r"again: pytest '(.*)' --explore-replay='(.*)'", result.stdout.str())
+    assert found is not None
+    again = run(pytester, EXPLORED.format(mark=mark), "-k", "loses", f"--explore-replay={found[2]}")
+    again.assert_outcomes(failed=1, deselected=1)
+    again.stdout.fnmatch_lines(["*(the replay, 1 schedules)*", f"*--explore-replay='{found[2]}'"])

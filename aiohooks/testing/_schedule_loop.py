@@ -1,0 +1,202 @@
+"""An event loop whose time is virtual, and in which a schedule chooses what runs next: for `explore`.
+
+It jumps to the next timer when nothing else can run. Of the tasks that could run next the schedule chooses one; plain callbacks
+run in the order of the loop, before any task. Files and threads work: the loop waits for them in real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from aiohooks.testing.leaks import is_idle_worker
+
+Place = tuple[str, int]
+"""A kind of choice, and its number among those of the kind."""
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+_THREAD_SECS, _FILE_SECS = 10.0, 0.2
+"""How long the loop waits in real time: for a thread that works; for an idle one or a file, where nothing else is left."""
+_PIECE_SECS = 0.005  # a thread may end without waking the loop
+
+
+class Schedule:
+    """The choices of a seed, or given ones. 0 is always what happens without a disturbance."""
+
+    def __init__(self, seed: int = 0, rates: Mapping[str, float] = _NOTHING, given: Mapping[Place, int] = _NOTHING) -> None:
+        """Choose by `seed` otherwise than 0, each kind at its rate; or take what is `given`."""
+        self.seed: int = seed
+        self.rates: Mapping[str, float] = rates
+        self._random = random.Random(seed)
+        self._given = given
+        self.is_given: bool = bool(given)
+        self.numbers: dict[str, int] = {}
+        """How many choices of each kind there were."""
+        self.taken: dict[Place, int] = {}
+        """Those that were not 0."""
+
+    def again(self, *, without: str = "") -> Schedule:
+        """Return the same schedule from its beginning, without the choices of a kind."""
+        rates = {kind: rate for kind, rate in self.rates.items() if kind != without}
+        return Schedule(self.seed, rates, {place: choice for place, choice in self._given.items() if place[0] != without})
+
+    def may_choose(self, kind: str) -> bool:
+        """Return whether a choice of this kind can be another than 0."""
+        return kind in self.rates or any(one == kind for one, _ in self._given)
+
+    def choose(self, kind: str, options: int) -> int:
+        """Return a number below `options`."""
+        number = self.numbers[kind] = self.numbers.get(kind, 0) + 1
+        rate = self.rates.get(kind, 0.0)
+        if self.is_given:
+            choice = min(self._given.get((kind, number), 0), options - 1)
+        else:
+            choice = self._random.randrange(1, options) if rate and options > 1 and self._random.random() < rate else 0
+        if choice:
+            self.taken[kind, number] = choice
+        return choice
+
+
+class NumberedFuture(asyncio.Future[Any]):
+    """A future whose place in a set depends on its number in the loop, and not on its address."""
+
+    def __init__(self, *, loop: Any) -> None:
+        self._number: int = next(loop.numbers)
+        super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set depends on its number in the loop, and not on its address."""
+
+    def __init__(self, coro: Any, *, loop: Any = None, **options: Any) -> None:
+        loop = loop or asyncio.get_running_loop()
+        self._number: int = next(loop.numbers)
+        super().__init__(coro, loop=loop, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"  # as it is in messages
+
+
+class _ReadyQueue(deque[asyncio.Handle]):
+    """What can run next: of each task its first handle; callbacks before that, but those that they schedule after one task."""
+
+    def __init__(self, loop: ScheduleLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._callbacks: int | None = None  # so many are left of those that there were after the last task
+
+    def popleft(self) -> asyncio.Handle:
+        first: dict[asyncio.Task[Any], int] = {}
+        plain: list[int] = []
+        for index, handle in enumerate(self):
+            task = None if handle.cancelled() else _task_of(handle)
+            if task is None:
+                plain.append(index)
+            elif task not in first:
+                first[task] = index
+        if self._callbacks is None or not first:
+            self._callbacks = len(plain)
+        if self._callbacks:
+            self._callbacks -= 1
+            return self._take(plain[0])
+        count = len(self)
+        self._loop.before_step()
+        if len(self) > count:  # what that has scheduled comes first
+            return self._take(count)
+        self._callbacks = None
+        tasks = [*first]
+        return self._take(first[tasks[self._loop.next_task(tasks)]])
+
+    def _take(self, index: int) -> asyncio.Handle:
+        handle = self[index]
+        del self[index]
+        return handle
+
+
+def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
+    owner: Any = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+    return owner if isinstance(owner, asyncio.Task) else None  # pyright: ignore[reportUnknownVariableType]
+
+
+class _Selector(selectors.DefaultSelector):
+    """Waits for files; where a loop would wait for its next timer, the time jumps."""
+
+    loop: ScheduleLoop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        has_to_wait = timeout is None or timeout > 0
+        left = _THREAD_SECS
+        while True:
+            is_busy = has_to_wait and left > 0 and self.loop.has_busy_thread()
+            events = super().select(_PIECE_SECS if is_busy else 0)  # after that look: a thread wakes the loop before it is idle
+            if events or not is_busy:
+                break
+            left -= _PIECE_SECS
+        if events or not has_to_wait:
+            return events
+        if timeout is not None:
+            self.loop.secs += timeout
+        elif not (events := super().select(_FILE_SECS) if self.loop.may_be_woken() else []):
+            self.loop.is_stuck = True
+            self.loop.stop()
+        return events
+
+
+class ScheduleLoop(asyncio.SelectorEventLoop):
+    """The loop of one schedule."""
+
+    def __init__(self, before_step: Callable[[], None], next_task: Callable[[list[asyncio.Task[Any]]], int]) -> None:
+        """Call `before_step` before each step of a task; run the task next whose index `next_task` returns."""
+        self.secs: float = 0.0
+        """The time."""
+        self.is_stuck: bool = False
+        """Whether it has stopped as nothing could ever run again."""
+        self.before_step: Callable[[], None] = before_step
+        self.next_task: Callable[[list[asyncio.Task[Any]]], int] = next_task
+        self.numbers: Iterator[int] = itertools.count()
+        """Of its futures and tasks."""
+        self._of_files = _Selector()
+        self._of_files.loop = self
+        super().__init__(self._of_files)
+        self._ready: Any = _ReadyQueue(self)  # the loop of asyncio takes from it what runs next
+        self._own_files = len(self._of_files.get_map())
+        self._threads = {*threading.enumerate()}
+
+    def time(self) -> float:
+        return self.secs
+
+    now = time  # as a clock of the library
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return NumberedFuture(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        if self.get_task_factory() is not None:
+            return super().create_task(coro, **options)
+        return NumberedTask(coro, loop=self, **options)
+
+    def has_busy_thread(self) -> bool:
+        """Return whether a thread works that was started in it, or will as soon as it takes its work."""
+        new = {*threading.enumerate()} - self._threads
+        return bool(new) and any(not is_idle_worker(one) or _has_work(one) for one in new)
+
+    def may_be_woken(self) -> bool:
+        """Return whether it watches a file or socket besides its own, or has a thread."""
+        return len(self._of_files.get_map()) > self._own_files or not self._threads.issuperset(threading.enumerate())
+
+
+def _has_work(thread: threading.Thread) -> bool:
+    queue = getattr(thread, "queue", None)  # of a worker of anyio
+    return queue is not None and not queue.empty()

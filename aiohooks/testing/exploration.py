@@ -1,0 +1,529 @@
+"""Exploring a program: it runs again and again, each time with other disturbances, on a virtual clock.
+
+explore       runs a coroutine function under many schedules, and raises at the first that breaks a promise
+unreliable    a function whose calls may be slow, fail, or lose their answer while a program is explored
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import gc
+import inspect
+import json
+import logging
+import math
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
+
+from aiohooks._aio import overlap
+from aiohooks._aio.clock import set_current_clock, sleep
+from aiohooks._diagnostics import task_wait
+from aiohooks._validate import check_choice, check_instance, check_int, check_secs, is_coroutine_function, shown
+from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
+from aiohooks.session.status import OPEN_SESSIONS
+from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule, ScheduleLoop
+from aiohooks.testing.leaks import describe_context, describe_unraisable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Disturbance = Literal["order", "slow", "failure", "cancel", "timeout", "stop", "signal", "kill"]
+"""What disturbs a program; see `explore`."""
+DISTURBANCES: tuple[Disturbance, ...] = get_args(Disturbance)
+_RATES = {"order": (0.0, 0.1, 0.4, 0.8), "slow": (0.0, 0.0, 0.02, 0.2), "failure": (0.0, 0.1, 0.5)}
+"""How often these happen where they can; a seed chooses one rate of each."""
+_EVENTS: tuple[str, ...] = ("cancel", "timeout", "stop", "signal")
+"""These happen before a step of a task; a seed chooses one or two of them, each about once."""
+_SECS = (0.0, 0.001, 0.05, 1.0)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MOST_STEPS = 100_000
+_MOST_SHRINKING = 400
+_DISTURBANCE = re.compile(r"([a-z]+)@(\d+)=(\d+)")
+
+
+class ExplorationError(AssertionError):
+    """A promise was broken under a schedule; `await explore(program, replay=error.replay)` repeats it."""
+
+    def __init__(self, message: str, replay: str) -> None:
+        super().__init__(message)
+        self.replay: str = replay
+
+
+class Explored(NamedTuple):
+    """What was explored: how many schedules, the steps of tasks in them, and how often there was each kind of disturbance."""
+
+    schedules: int
+    steps: int
+    disturbances: Mapping[str, int]
+
+
+async def explore(
+    program: Callable[..., Awaitable[Any]],
+    *,
+    seeds: int = 1_000,
+    first_seed: int = 0,
+    disturb: Iterable[Disturbance] = DISTURBANCES,
+    max_secs: float | None = None,
+    replay: str | None = None,
+) -> Explored:
+    """Run a coroutine function again and again, each time with other disturbances; raise at the first promise that is broken.
+
+    Example: `await explore(transfer_between_accounts, seeds=500)`.
+
+    The disturbances: `"order"`, tasks that can run next run in another order; `"slow"`, time passes before a step of a task, or
+    in a call of an `unreliable` function; `"failure"`, such a call fails, or its answer is lost; `"cancel"`, the program is
+    cancelled while it waits, perhaps again; `"timeout"`, its time limit ends; `"stop"`, a stop of its open sessions is
+    requested; `"signal"`, it gets a SIGINT or SIGTERM that it handles; `"kill"`, its process is killed, and it runs again with
+    its files.
+
+    The promises: a program that is not cancelled returns, or raises the error of an unreliable call, or, where time passed, a
+    `TimeoutError`; one that is cancelled ends so, and one whose time limit ends raises `TimeoutError`; nothing else cancels it;
+    it ends, and leaves no task and no open session; no error is lost and no coroutine forgotten. What else must hold, the
+    program asserts.
+
+    The program is called anew for each seed, in an event loop of its own, whose time jumps to the next timer. The loop that
+    awaits this stands still meanwhile. Files and threads work, but what they do is not part of the schedule, and neither is the
+    order in which anyio cancels scopes inside of one another: a problem that depends on that may not come again. Nothing is
+    logged.
+
+    Args:
+        program: a coroutine function without arguments; or with one, which is an empty directory for its files. Only such a
+            program is killed: it is called again with the same directory.
+        seeds: how many schedules are tried, besides the one without a disturbance.
+        first_seed: the first of them.
+        disturb: the kinds of disturbances.
+        max_secs: how long the program may take, in seconds of its own time; by default there is no limit.
+        replay: the disturbances of a problem that was found, to be repeated alone.
+
+    Raises:
+        ExplorationError: a promise was broken. It says which, the fewest disturbances found that show it, where the tasks waited,
+            and how to repeat it; its cause is the error of the program, if it has one.
+        InvalidArgumentError: an argument is invalid.
+    """
+    if not is_coroutine_function(program):
+        raise InvalidArgumentError(f"program is {shown(program)}; give a coroutine function, with one argument at most")
+    check_int(seeds, "seeds", 1)
+    check_int(first_seed, "first_seed", 0)
+    check_secs(max_secs, "max_secs", optional=True, positive=True)
+    kinds = (disturb,) if isinstance(disturb, str) else tuple(disturb)
+    for kind in kinds:
+        check_choice(kind, "a kind in disturb", *DISTURBANCES)
+    given = None if replay is None else _parsed(replay)
+    explorer = _Explorer(program, kinds, math.inf if max_secs is None else max_secs)
+    with _outside_of_loop(), _quiet(explorer.errors):
+        if given is not None:
+            explorer.explore(Schedule(given=given), "the replay")
+        else:
+            steps = explorer.explore(Schedule(), "the first run")
+            for seed in range(first_seed, first_seed + seeds):
+                explorer.explore(explorer.schedule(seed, steps), f"seed {seed}")
+    return Explored(explorer.schedules, explorer.steps, explorer.disturbances)
+
+
+def unreliable(function: Callable[P, Awaitable[T]], *errors: Callable[[], Exception]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return a coroutine function that does the same, and whose calls may be slow or fail while a program is explored.
+
+    Example: `client.post = unreliable(client.post, ConnectionError)`.
+
+    Args:
+        function: a coroutine function.
+        errors: classes of errors, or functions that return one. A call that fails raises one of them before it has done
+            anything, or after it has done all: then its answer is lost.
+    """
+
+    @functools.wraps(function)
+    async def call(*args: P.args, **keywords: P.kwargs) -> T:
+        run = _current_run.get()
+        if run is None:
+            return await function(*args, **keywords)
+        name = getattr(function, "__qualname__", repr(function))
+        await sleep(_SECS[run.choose("slow", len(_SECS), lambda choice: f"a call of {name} takes {_SECS[choice]:g} s")])
+        failure = run.choose("failure", 1 + 2 * len(errors), lambda choice: _failure(name, errors, choice))
+        if failure % 2:
+            raise run.injected(errors[failure // 2]())
+        answer = await function(*args, **keywords)
+        if failure:
+            raise run.injected(errors[failure // 2 - 1]())
+        return answer
+
+    return call
+
+
+def _failure(name: str, errors: tuple[Callable[[], Exception], ...], choice: int) -> str:
+    error = getattr(errors[(choice - 1) // 2], "__name__", "an error")
+    return f"a call of {name} fails with {error}{'' if choice % 2 else ' after it was made'}"
+
+
+class _Run:
+    """A program under one schedule."""
+
+    def __init__(
+        self,
+        program: Callable[[], Awaitable[Any]],
+        schedule: Schedule,
+        max_secs: float,
+        errors: list[str],
+        kill: Callable[[_Run], object] | None = None,
+    ) -> None:
+        self.schedule = schedule
+        self.problem = ""
+        """The promise that was broken, and how, if one was."""
+        self.error: BaseException | None = None
+        """That of the program."""
+        self.waits: list[str] = []
+        """Where those tasks waited that had not ended."""
+        self.notes: dict[Place, str] = {}
+        """Its disturbances in words."""
+        self.steps = 0
+        self._is_over = False  # nothing is to be disturbed any more
+        self._happened: set[str] = set()
+        self._injected: list[BaseException] = []
+        self._max_secs = max_secs
+        self._kill = kill
+        self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._limit: asyncio.Timeout | None = None
+        self._loop = ScheduleLoop(self._before_step, self._next_task)
+        self._loop.set_exception_handler(lambda _, context: errors.append(describe_context(context)))
+        context = contextvars.copy_context()
+        context.run(set_current_clock, self._loop)
+        context.run(_current_run.set, self)
+        self._main = self._loop.create_task(self._limited(program), name="program", context=context)
+        self._main.add_done_callback(self._ended)
+        try:
+            self._loop.run_forever()
+            self._judge()
+            self._end_tasks()
+        finally:
+            del self._main, self._limit
+            gc.collect()  # errors that were not retrieved, and coroutines that were not awaited
+            self._loop.close()
+        if errors and not self.problem:
+            self.problem = f"an error was lost: {errors[0]}"
+        errors.clear()
+
+    async def _limited(self, program: Callable[[], Awaitable[Any]]) -> Any:
+        async with asyncio.timeout(None) as self._limit:
+            return await program()
+
+    # -- while it runs
+
+    def choose(self, kind: str, options: int, note: Callable[[int], str]) -> int:
+        """Return what the schedule chooses; `note` says what that means."""
+        choice = self.schedule.choose(kind, options)
+        if choice and self.schedule.is_given:  # only then are they wanted
+            self.notes[kind, self.schedule.numbers[kind]] = note(choice)
+        return choice
+
+    def injected(self, error: Exception) -> Exception:
+        """Note an error that the program may raise."""
+        self._injected.append(error)
+        return error
+
+    def _before_step(self) -> None:
+        if self._is_over:
+            return
+        self.steps += 1
+        if self.steps > _MOST_STEPS or self._loop.secs > self._max_secs:
+            self._is_over = True
+            self._loop.stop()
+        if choice := self.choose("slow", len(_SECS), lambda choice: f"{_SECS[choice]:g} s pass, {self._place()}"):
+            self._loop.secs += _SECS[choice]
+            self._happened.add("slow")
+        for kind in (*_EVENTS, "kill"):
+            if self.choose(kind, 2, lambda _: f"{kind}, {self._place()}") and not self._happen(kind):  # noqa: B023 - called here
+                place = kind, self.schedule.numbers[kind]
+                self.notes.pop(place, None)
+                del self.schedule.taken[place]
+
+    def _next_task(self, tasks: list[asyncio.Task[Any]]) -> int:
+        if len(tasks) == 1 or self._is_over:
+            return 0
+        return self.choose("order", len(tasks), lambda choice: f"{_place(tasks[choice])} runs before {_place(tasks[0])}")
+
+    def _happen(self, kind: str) -> bool:
+        """Let something happen to the program; return whether it could."""
+        if kind == "cancel":
+            could = self._main.cancel()
+        elif kind == "timeout":
+            could = self._limit is not None and not self._limit.expired() and self._limit.when() is None
+            if could and self._limit is not None:
+                self._limit.reschedule(self._loop.secs)
+        elif kind == "stop":
+            sessions = [one for one in OPEN_SESSIONS if one.loop is self._loop and not one.stopped]
+            could = bool(sessions)
+            for one in sessions:
+                one.request_stop("explored")
+        elif kind == "kill":
+            could = self._kill is not None
+            if self._kill is not None:
+                self._kill(self)
+        else:
+            numbers = [number for number, before in self._handlers.items() if signal.getsignal(number) != before]
+            could = bool(numbers) and threading.current_thread() is threading.main_thread() and "signal" not in self._happened
+            if could:
+                signal.raise_signal(numbers[-1])
+        if could:
+            self._happened.add(kind)
+        return could
+
+    def _place(self) -> str:
+        return f"as the program waits at {_line(self._main)}"
+
+    # -- at its end
+
+    def _ended(self, main: asyncio.Task[Any]) -> None:
+        self._is_over = True
+        left = [one for one in asyncio.all_tasks(self._loop) if not one.done()]
+        if left:
+            self.waits = _waits(left)
+            self.problem = f"tasks are left: {', '.join(map(_name, left))}"
+        elif any(one.loop is self._loop for one in OPEN_SESSIONS):
+            self.problem = "a session is left open"
+        self._loop.stop()
+
+    def _judge(self) -> None:
+        """Say which promise was broken, if one was; how the program ended comes first."""
+        main, happened = self._main, self._happened
+        if self._limit is None or not self._limit.expired():
+            happened.discard("timeout")
+        if not main.done():
+            self.waits = _waits(asyncio.all_tasks(self._loop))
+            if self._loop.is_stuck:
+                self.problem = "a deadlock: nothing can run any more"
+            elif self._loop.secs > self._max_secs:
+                self.problem = f"too long: after {self._loop.secs:g} s the program has not ended"
+            else:
+                self.problem = f"it does not end: after {_MOST_STEPS:,} steps of tasks the program still runs"
+            return
+        if main.cancelled():
+            if "timeout" in happened and "cancel" not in happened:
+                self.problem = "a time limit was lost: the program ended with CancelledError, and not with TimeoutError"
+            elif not happened & {"cancel", "signal"}:
+                self.problem = "a cancel was invented: the program ended with CancelledError, and nothing had cancelled it"
+            return
+        self.error = main.exception()
+        if self._is_expected(self.error):
+            self.error = None
+        elif "cancel" in happened or "timeout" in happened:
+            what, due = ("a cancel", "CancelledError") if "cancel" in happened else ("a time limit", "TimeoutError")
+            ended = f"returned {shown(main.result())}" if self.error is None else f"raised {safe_repr(self.error)}"
+            self.problem = f"{what} was lost: the program {ended}, and should have ended with {due}"
+        elif self.error is not None:
+            self.problem = f"an error: {safe_repr(self.error)}"
+
+    def _is_expected(self, error: BaseException | None) -> bool:
+        if error is None:
+            return self._happened.isdisjoint(("cancel", "timeout"))
+        if isinstance(error, TimeoutError) and "cancel" not in self._happened and self._happened & {"timeout", "slow"}:
+            return True
+        seen: list[BaseException] = []
+        while error is not None and error not in seen:
+            seen.append(error)
+            if any(error is one for one in self._injected):
+                return True
+            if isinstance(error, BaseExceptionGroup):
+                return all(map(self._is_expected, flattened([error])))  # pyright: ignore[reportUnknownArgumentType]
+            error = error.__cause__ or error.__context__
+        return False
+
+    def _end_tasks(self) -> None:
+        """Cancel what is left, so that nothing of it disturbs the next run."""
+        loop = self._loop
+        for _ in range(10):
+            tasks = asyncio.all_tasks(loop)
+            if not tasks:
+                break
+            for task in tasks:
+                task.cancel()
+            loop.call_later(1, loop.stop)
+            loop.run_forever()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+
+
+_current_run: ContextVar[_Run | None] = ContextVar("aiohooks_explored_run", default=None)
+
+
+class _Explorer:
+    """The runs of a program."""
+
+    def __init__(self, program: Callable[..., Awaitable[Any]], kinds: Iterable[str], max_secs: float) -> None:
+        self.errors: list[str] = []
+        """What was reported to the loop, and by finalisers."""
+        self.schedules = 0
+        self.steps = 0
+        self.disturbances: Counter[str] = Counter()
+        self._kinds = frozenset(kinds)
+        self._program: Callable[..., Awaitable[Any]] = program
+        self._takes_directory = _takes_argument(program)
+        self._make_run = functools.partial(_Run, max_secs=max_secs, errors=self.errors)
+
+    def schedule(self, seed: int, steps: int) -> Schedule:
+        """Return the schedule of a seed, for a program that takes about so many steps."""
+        choose = random.Random(seed)
+        rates = {kind: choose.choice(rates) for kind, rates in _RATES.items()}
+        events = choose.sample(_EVENTS, choose.choice((0, 0, 1, 2)))
+        if self._takes_directory and choose.random() < 0.3:
+            events.append("kill")
+        rates |= {kind: choose.choice((0.5, 1, 2)) / max(steps, 1) for kind in events}
+        return Schedule(seed, {kind: rate for kind, rate in rates.items() if kind in self._kinds})
+
+    def _run(self, schedule: Schedule) -> _Run:
+        if not self._takes_directory:
+            return self._make_run(self._program, schedule)
+        with tempfile.TemporaryDirectory(prefix="aiohooks-explore-") as directory:
+            program = functools.partial(self._program, Path(directory))
+            if not schedule.may_choose("kill"):
+                return self._make_run(program, schedule)
+            if killed := self._killed(program, schedule.again()):
+                run = self._make_run(program, Schedule())
+                for kind, number, choice, note in killed:
+                    run.schedule.taken[kind, number], run.notes[kind, number] = choice, note
+                return run
+        return self._run(schedule.again(without="kill"))
+
+    def _killed(self, program: Callable[[], Awaitable[Any]], schedule: Schedule) -> list[tuple[str, int, int, str]]:
+        """Run a program in a process of its own; return its disturbances if one is a kill, and nothing if it ends before."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+
+            def kill(run: _Run) -> None:
+                with open(writer, "w") as file:
+                    json.dump([(*place, choice, run.notes.get(place, "")) for place, choice in run.schedule.taken.items()], file)
+                os._exit(0)
+
+            try:
+                self._make_run(program, schedule, kill=kill)
+            finally:
+                os._exit(0)
+        os.close(writer)
+        with open(reader) as file:
+            found: list[tuple[str, int, int, str]] = json.loads(file.read() or "[]")
+        os.waitpid(child, 0)
+        return found
+
+    def explore(self, schedule: Schedule, name: str) -> int:
+        """Run the program, and return its steps.
+
+        Raises:
+            ExplorationError: a promise was broken.
+        """
+        run = self._run(schedule)
+        self.schedules += 1
+        self.steps += run.steps
+        self.disturbances.update(kind for kind, _ in run.schedule.taken)
+        if not run.problem:
+            return run.steps
+        run = self._run(Schedule(given=self._least(run).schedule.taken))  # once more, for its notes
+        taken = sorted(run.notes.items(), key=lambda one: (one[0][0], one[0][1]))
+        replay = " ".join(f"{kind}@{number}={run.schedule.taken[kind, number]}" for (kind, number), _ in taken)
+        lines = [f"{run.problem} ({name}, {self.schedules:,} schedules)", *(f"  disturbed: {note}" for _, note in taken)]
+        lines += [f"  {one}" for one in run.waits]
+        raise ExplorationError("\n".join([*lines, f"  again: explore(..., replay={replay!r})"]), replay) from run.error
+
+    def _least(self, run: _Run) -> _Run:
+        """Return a run with the same problem, and as few disturbances as were found."""
+        tries, size = 0, max(len(run.schedule.taken) // 2, 1)
+        while run.schedule.taken and tries < _MOST_SHRINKING:
+            places = [*run.schedule.taken]
+            for start in range(0, len(places), size):
+                without = places[start : start + size]
+                given = {place: choice for place, choice in run.schedule.taken.items() if place not in without}
+                tries += 1
+                smaller = self._run(Schedule(given=given))
+                if _kind(smaller) == _kind(run) and len(smaller.schedule.taken) < len(places):
+                    run = smaller
+                    break
+            else:
+                if size == 1:
+                    break
+                size //= 2
+        return run
+
+
+def _takes_argument(program: Callable[..., object]) -> bool:
+    wanted = [one for one in inspect.signature(program).parameters.values() if one.default is one.empty]
+    return bool(wanted)
+
+
+def _kind(run: _Run) -> tuple[str, type | None]:
+    return run.problem.partition(":")[0], type(run.error)
+
+
+def _parsed(replay: str) -> dict[Place, int]:
+    check_instance(replay, str, "replay")
+    found = [_DISTURBANCE.fullmatch(one) for one in replay.split()]
+    if None in found:
+        raise InvalidArgumentError(f"replay is {replay!r}; give what an ExplorationError has as its `replay`")
+    return {(one[1], int(one[2])): int(one[3]) for one in found if one is not None}
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    name, coro = task.get_name(), task.get_coro()
+    return getattr(coro, "__qualname__", name).rpartition(".")[2] if name.startswith("Task-") else name
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    return f"{_name(task)} at {_line(task)}"
+
+
+def _line(task: asyncio.Task[Any]) -> str:
+    """Return the line of the user's code in which a task waits."""
+    return (task_wait(task).where or "its beginning").partition(", in ")[0]
+
+
+def _waits(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
+    return sorted(f"task {_name(one)} waits at {task_wait(one).where or 'its beginning'}" for one in tasks)
+
+
+@contextlib.contextmanager
+def _outside_of_loop() -> Generator[None]:
+    """Let other loops run in this thread for the block."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        asyncio._enter_task(loop, task)
+
+
+@contextlib.contextmanager
+def _quiet(errors: list[str]) -> Generator[None]:
+    """Log nothing in the block, and collect the errors of finalisers; garbage is collected between two runs only."""
+    disabled, hook, was_enabled = logging.root.manager.disable, sys.unraisablehook, gc.isenabled()
+    gc.collect()
+    logging.disable()
+    gc.disable()
+    gc.freeze()  # what was there before need not be looked at after each run
+    sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
+    make_task, overlap.make_task = overlap.make_task, NumberedTask
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="coroutine .* was never awaited", category=RuntimeWarning)
+            warnings.filterwarnings("ignore", message=".*fork.* may lead to deadlocks", category=DeprecationWarning)
+            yield
+    finally:
+        overlap.make_task = make_task
+        sys.unraisablehook = hook
+        gc.unfreeze()
+        logging.disable(disabled)
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,356 @@
+"""`explore`: what it finds in programs with one defect each, what it does not find in exact ones, and how it repeats it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import aiohooks as ah
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.testing import ExplorationError, ManualClock, explore, unreliable
+from aiohooks.testing.exploration import DISTURBANCES, Disturbance
+
+Program = Callable[..., Awaitable[Any]]
+DEFECTS: dict[str, tuple[str, Program]] = {}
+
+
+def defect(problem: str) -> Callable[[Program], Program]:
+    """Add a program in which `explore` has to find a problem that begins so."""
+
+    def add(program: Program) -> Program:
+        DEFECTS[program.__name__] = problem, program
+        return program
+
+    return add
+
+
+@defect("an error: AssertionError")
+async def a_lost_update() -> None:
+    balance = 0
+
+    async def add(delay: int) -> None:
+        nonlocal balance
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        before = balance
+        await asyncio.sleep(0)
+        balance = before + 1
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(add(0))
+        group.create_task(add(3))
+    assert balance == 2
+
+
+@defect("a deadlock")
+async def two_locks_in_another_order() -> None:
+    first, second = asyncio.Lock(), asyncio.Lock()
+
+    async def use(one: asyncio.Lock, other: asyncio.Lock, secs: float) -> None:
+        await asyncio.sleep(secs)
+        async with one:
+            await asyncio.sleep(0)
+            async with other:
+                pass
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(use(first, second, 0))
+        group.create_task(use(second, first, 0.01))
+
+
+@defect("a cancel was lost")
+async def a_cancel_swallowed_in_a_finally() -> None:
+    background = asyncio.create_task(asyncio.sleep(100))
+    try:
+        await asyncio.sleep(1)
+    finally:
+        background.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await background
+            await asyncio.sleep(0)
+
+
+@defect("a time limit was lost")
+async def a_time_limit_swallowed() -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(1)
+
+
+@defect("tasks are left: sleep")
+async def a_forgotten_cleanup() -> None:
+    background = asyncio.create_task(asyncio.sleep(100))
+    await asyncio.sleep(1)
+    background.cancel()
+    await asyncio.wait([background])
+
+
+@defect("a cancel was invented")
+async def a_cancel_of_its_own() -> None:
+    with contextlib.suppress(TimeoutError):
+        await unreliable(asyncio.sleep, TimeoutError)(1)
+        return
+    raise asyncio.CancelledError
+
+
+@defect("an error was lost: Task exception was never retrieved")
+async def an_error_not_retrieved() -> None:
+    async def fail() -> None:
+        raise ValueError("not retrieved")
+
+    await asyncio.wait([asyncio.create_task(fail())])
+
+
+@defect("an error was lost: ")
+async def a_coroutine_not_awaited() -> None:
+    asyncio.sleep(1)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+
+
+@defect("an error: AssertionError")
+async def an_answer_lost_and_the_call_repeated() -> None:
+    payments: list[int] = []
+
+    async def pay(amount: int) -> None:
+        payments.append(amount)
+
+    try:
+        await unreliable(pay, ConnectionError)(5)
+    except ConnectionError:
+        await pay(5)
+    assert payments == [5]
+
+
+@defect("an error: JSONDecodeError")
+async def a_file_written_in_place(folder: Path) -> None:
+    file = folder / "step.json"
+    step = json.loads(file.read_text()) if file.exists() else 0
+    with file.open("w") as out:
+        await asyncio.sleep(0)
+        out.write(json.dumps(step + 1))
+
+
+@defect("a session is left open")
+async def a_session_left_open() -> None:
+    session = ah.AsyncMonitoredSession(_step)
+    await session.__aenter__()
+    await session.run([])
+    await asyncio.sleep(1)
+
+
+@defect("it does not end")
+async def a_loop_without_an_end() -> None:
+    for _ in iter(int, 1):
+        await asyncio.sleep(0)
+
+
+async def _step() -> dict[str, int]:
+    await asyncio.sleep(0.001)
+    return {"loss": 1}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+async def test_a_defect_is_found_made_small_and_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is found within 1,000 seeds, with three disturbances at most, and its replay finds the same again."""
+    problem, program = DEFECTS[name]
+    monkeypatch.setattr("aiohooks.testing.exploration._MOST_STEPS", 2_000)
+    # An unfair share of "cancel" hides a time limit that was lost, and the other way round.
+    kinds: list[Disturbance] = [one for one in DISTURBANCES if one not in _DISTRACTIONS.get(name, ())]
+    with pytest.raises(ExplorationError) as found:
+        await explore(program, disturb=kinds)
+    assert str(found.value).startswith(problem)
+    assert len(found.value.replay.split()) <= 3
+    with pytest.raises(ExplorationError) as again:
+        await explore(program, replay=found.value.replay)
+    assert str(again.value).startswith(problem)
+    assert again.value.replay == found.value.replay
+
+
+_DISTRACTIONS = {
+    "a_lost_update": ("failure",),
+    "a_cancel_swallowed_in_a_finally": ("timeout",),
+    "a_time_limit_swallowed": ("cancel",),
+}
+
+
+async def test_the_message_says_where_tasks_waited_and_how_to_repeat_it() -> None:
+    """A deadlock names both lines; the replay is in the message."""
+    with pytest.raises(ExplorationError) as found:
+        await explore(two_locks_in_another_order)
+    text = str(found.value)
+    assert text.count("two_locks_in_another_order.<locals>.use") >= 2
+    assert f"replay={found.value.replay!r}" in text
+    assert "disturbed: " in text
+
+
+class Listener:
+    """What hooks implement."""
+
+    async def notify(self, number: int) -> None:
+        """Do nothing."""
+
+
+class Slow:
+    """Waits, and is entered and left."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.send = unreliable(self._send, ConnectionError)
+
+    async def __aenter__(self) -> Slow:
+        await asyncio.sleep(0)
+        self.open = True
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.open = False
+        await asyncio.sleep(0.1)
+
+    async def _send(self, number: int) -> None:
+        await asyncio.sleep(0.01)
+
+    async def notify(self, number: int) -> None:
+        assert self.open
+        await self.send(number)
+
+
+async def group() -> None:
+    """Call a group from several tasks."""
+    hooks = [Slow(), ah.configure(Slow(), timeout=50), ah.configure(Slow(), background=True, max_pending=1)]
+    async with ah.HookGroup(Listener, hooks) as listeners, anyio.create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(listeners.hooks.notify, number)
+
+
+async def trio_like_group() -> None:
+    """Use what anyio has."""
+    send, receive = anyio.create_memory_object_stream[int](1)
+    got: list[int] = []
+    async with anyio.create_task_group() as tasks, send, receive:
+        tasks.start_soon(send.send, 1)
+        got.append(await receive.receive())
+    assert got == [1]
+
+
+class Recording(ah.SessionRunHook):
+    """Waits, and is closed once."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        await asyncio.sleep(0)
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.closed += 1
+
+
+async def session() -> None:
+    """Run a session that handles signals."""
+    hook = Recording()
+    try:
+        async with ah.AsyncMonitoredSession(_step, [hook, ah.StopAtStepHook(num_steps=3)], handle_signals=True) as one:
+            async for _ in one.steps("loss"):
+                await asyncio.sleep(0)
+    finally:
+        assert hook.closed <= 1
+
+
+async def saving_session(folder: Path) -> None:
+    """Run a session with checkpoints, which is killed and continues."""
+    hooks = [ah.CheckpointSaverHook(folder, every=ah.Every(steps=1)), ah.StopAtStepHook(last_step=3)]
+    graph = ah.Graph()
+    graph.variable("count", 0)
+
+    @graph.train_op(adds_to="count")
+    async def train() -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, checkpoint_dir=folder), hooks) as one:
+        while not one.should_stop():
+            step = await one.run(["train", "count"])
+            assert step[1] == one.global_step.latest.step - 1
+
+
+@pytest.mark.parametrize(
+    ("program", "seeds", "kinds"),
+    [
+        (group, 400, {"order", "slow", "failure", "cancel", "timeout"}),
+        (trio_like_group, 400, {"order", "cancel", "timeout"}),
+        (session, 400, {"order", "slow", "cancel", "timeout", "stop", "signal"}),
+        (saving_session, 60, {"order", "cancel", "timeout", "stop", "kill"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+async def test_groups_and_sessions_keep_their_promises(program: Program, seeds: int, kinds: set[Disturbance]) -> None:
+    """Under all disturbances; and each kind that can happen does."""
+    explored = await explore(program, seeds=seeds, disturb=kinds)
+    assert explored.schedules == seeds + 1
+    assert {*explored.disturbances} == kinds
+
+
+async def test_the_same_seeds_are_the_same_schedules() -> None:
+    """Twice the same, and from another first seed others."""
+    first, again, other = [await explore(session, seeds=30, first_seed=seed) for seed in (0, 0, 30)]
+    assert first == again
+    assert first != other
+
+
+async def test_time_is_virtual_and_threads_work() -> None:
+    """An hour passes immediately, and what a thread returns arrives."""
+    began, main = time.monotonic(), threading.main_thread()
+
+    async def wait() -> None:
+        await asyncio.sleep(3600)
+        assert await asyncio.to_thread(threading.current_thread) is not main
+        assert await anyio.to_thread.run_sync(os.getpid) == os.getpid()
+
+    await explore(wait, seeds=5, disturb=["order"])
+    assert time.monotonic() - began < 3600
+    with pytest.raises(ExplorationError, match="too long: after "):
+        await explore(wait, seeds=1, max_secs=60)
+
+
+async def test_the_loop_that_explores_is_as_it_was_before() -> None:
+    """The clock of the caller, its task and its loop are what they were."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    with ManualClock() as clock:
+        later = asyncio.create_task(asyncio.sleep(0))
+        await explore(trio_like_group, seeds=5)
+        assert (asyncio.current_task(), asyncio.get_running_loop(), clock.now()) == (task, loop, 0)
+        await later
+
+
+async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> None:
+    """They do what the function does."""
+
+    async def double(number: int, *, times: int = 2) -> int:
+        return number * times
+
+    assert await unreliable(double, ConnectionError)(4, times=3) == 12
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"program": print}, "program is <built-in function print>; give a coroutine function, with one argument at most"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"disturb": ["orders"]}, "a kind in disturb is 'orders'"),
+        ({"replay": "cancel=3"}, "replay is 'cancel=3'; give what an ExplorationError has as its `replay`"),
+        ({"max_secs": 0}, "max_secs is 0"),
+    ],
+)
+async def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
+    """With the value, and what to give."""
+    with pytest.raises(InvalidArgumentError) as refused:
+        await explore(arguments.pop("program", trio_like_group), **arguments)
+    assert message in str(refused.value)
