@@ -1,19 +1,19 @@
 """Every order in which the tasks of a small scenario can run.
 
-The event loop here has no clock and no I/O: whenever more than one task could run next, a schedule chooses one.
-`explore` runs a scenario under one schedule after the other, depth first, until there are no more: a condition that held in all
-of them holds in every order, also in those that a real loop would never produce. Plain callbacks run in order, before any
-task; a scope of anyio schedules one after the other, so what a callback schedules waits for a task's turn.
+Whenever more than one task could run next, a schedule chooses one. `explore` runs a scenario under one schedule after the other,
+depth first, until there are no more: a condition that held in all of them holds in every order, also in those that a real loop
+would never produce; `aiohooks.testing.explore` tries some of them, and much else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from aiohooks.testing._schedule_loop import ScheduleLoop
 
 
 class Scenario(Protocol):
@@ -76,79 +76,24 @@ class Schedule:
         return None
 
 
-class ReadyQueue(deque[asyncio.Handle]):
-    """The loop's ready queue, in the order of a schedule."""
-
-    schedule = Schedule()
-    callbacks: int | None = None
-    """How many of the callbacks that a task has scheduled are left; those that they schedule run after another task."""
-
-    def popleft(self) -> asyncio.Handle:
-        first: dict[asyncio.Task[Any], int] = {}
-        plain: list[int] = []
-        for index, handle in enumerate(self):
-            if handle.cancelled():
-                continue
-            task = task_of(handle)
-            if task is None:
-                plain.append(index)
-            else:
-                first.setdefault(task, index)
-        if self.callbacks is None or not first:
-            self.callbacks = len(plain)
-        if self.callbacks:
-            self.callbacks -= 1
-            return self._take(plain[0])
-        if not first:
-            return super().popleft()
-        self.callbacks = None
-        indices = list(first.values())
-        return self._take(indices[self.schedule.choose(len(indices)) if len(indices) > 1 else 0])
-
-    def _take(self, index: int) -> asyncio.Handle:
-        handle = self[index]
-        del self[index]
-        return handle
-
-
-def task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    """Return the task that this handle runs; None for a plain callback."""
-    owner = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
-    return owner if isinstance(owner, asyncio.Task) else None
-
-
-class ControlledLoop(asyncio.BaseEventLoop):
-    """A loop without time and I/O; a run ends when nothing is runnable."""
+class ControlledLoop(ScheduleLoop):
+    """A loop whose schedule chooses the next task, and whose time stands still: a run ends when nothing is runnable."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._ready = self.ready = ReadyQueue()
-        self._selector = self
+        super().__init__(lambda: None, lambda tasks: self.schedule.choose(len(tasks)) if len(tasks) > 1 else 0)
+        self.schedule = Schedule()
         self.errors: list[str] = []
         self.set_exception_handler(lambda _, context: self.errors.append(repr(context)))
-
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            self.stop()
-        elif timeout > 0:
-            raise RuntimeError("there is no time here: use ManualClock")
-        return []
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
-
-    def _write_to_self(self) -> None:
-        raise RuntimeError("there are no threads here")
 
     def run_to_rest(self) -> None:
         """Run until nothing is runnable."""
         self.run_forever()
-        assert not self.ready
+        assert self.secs == 0, "there is no time here: use ManualClock"
 
 
 def run_once(loop: ControlledLoop, make: Callable[[], Scenario], schedule: Schedule) -> None:
     """Run one scenario under one schedule; raise `Violation` if a condition does not hold."""
-    loop.ready.schedule = schedule
+    loop.schedule = schedule
     tasks: dict[str, asyncio.Task[Any]] = {}
 
     def begin() -> None:

@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from aiohooks.testing._schedule_loop import NumberedFuture, NumberedTask
+
 _MOST_TURNS = 20_000  # of one moment: more is a livelock
 _MOST_ROUNDS = 100  # of one turn
 
@@ -32,10 +34,11 @@ class World:
         self.events = 0
         self._digest = hashlib.sha256()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()
+        """Of events, and of the futures and tasks of all processes."""
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (max(time, self.now), next(self._numbers), call))
+        heapq.heappush(self._queue, (max(time, self.now), next(self.numbers), call))
 
     def after(self, secs: float, call: Callable[[], None]) -> None:
         self.at(self.now + secs, call)
@@ -68,30 +71,6 @@ class World:
         return self._digest.hexdigest()
 
 
-class _NumberedFuture(asyncio.Future[Any]):
-    """A future whose place in a set does not depend on its address."""
-
-    number: int
-
-    def __hash__(self) -> int:
-        return self.number
-
-
-class _NumberedTask(asyncio.Task[Any]):
-    """A task whose place in a set does not depend on its address."""
-
-    _numbers = itertools.count()
-    number: int
-
-    def __new__(cls, *args: Any, **options: Any) -> _NumberedTask:
-        task = super().__new__(cls)
-        task.number = next(cls._numbers)
-        return task
-
-    def __hash__(self) -> int:
-        return self.number
-
-
 class Process(asyncio.BaseEventLoop):
     """A simulated process: its event loop, whose time and turns come from the world."""
 
@@ -105,10 +84,9 @@ class Process(asyncio.BaseEventLoop):
         self._skew = world.chance.uniform(0, 1_000)
         self._paused_until = 0.0
         self._turn_at = math.inf
-        self._numbers = itertools.count()
+        self.numbers = world.numbers
         self._ready: Any  # of BaseEventLoop
         self._scheduled: Any
-        self.set_task_factory(_make_task)
         self.set_exception_handler(self._on_error)
         world.processes.append(self)
 
@@ -121,9 +99,10 @@ class Process(asyncio.BaseEventLoop):
         return self.world.now + self._skew
 
     def create_future(self) -> asyncio.Future[Any]:
-        future = _NumberedFuture(loop=self)
-        future.number = next(self._numbers)
-        return future
+        return NumberedFuture(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        return NumberedTask(coro, loop=self, **options)
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
@@ -213,7 +192,3 @@ class Process(asyncio.BaseEventLoop):
 
     def __repr__(self) -> str:
         return self.name
-
-
-def _make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-    return _NumberedTask(coro, loop=loop, **options)
