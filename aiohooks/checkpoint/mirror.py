@@ -123,9 +123,7 @@ class _Pending:
 
     checkpoint: Checkpoint
     is_new: bool
-    """Whether it was saved, and not restored: it is newer than all that were in the mirror."""
-    is_unseen: bool
-    """Whether its sequence was chosen without knowing those in the mirror."""
+    """Whether it was saved or changed, and not restored: it is copied also if there are newer ones."""
 
 
 class MirrorError(Exception):
@@ -177,7 +175,8 @@ class Copier:
         """Whether the last restore could not read the mirror, or has missed its directory, which then is not made either."""
         self._saves_unseen = False
         self._first_unseen: int | None = None
-        """The first sequence that was chosen without knowing those in the mirror."""
+        self._last_unseen = -1
+        """The first and the last sequence that was chosen without knowing those in the mirror."""
         self._shift = 0
         """What makes sequences that were chosen so later than all that were in the mirror."""
         self._pending: deque[_Pending] = deque()
@@ -215,12 +214,14 @@ class Copier:
 
     # Copying there
 
-    def submit(self, checkpoint: Checkpoint, *, is_new: bool) -> None:
-        """Copy a committed checkpoint in the background; one that `is_new` was saved after the last `begin_save`."""
-        pending = _Pending(checkpoint, is_new, is_new and self._saves_unseen)
-        if pending.is_unseen and self._first_unseen is None:
-            self._first_unseen = checkpoint.sequence
-            self._shift = max(0, (self._newest_there or 0) + 1 - checkpoint.sequence)
+    def submit(self, checkpoint: Checkpoint, *, is_new: bool = True, is_saved: bool = False) -> None:
+        """Copy a committed checkpoint in the background; one that `is_saved` has its sequence since the last `begin_save`."""
+        pending = _Pending(checkpoint, is_new)
+        if is_saved and self._saves_unseen:
+            self._last_unseen = checkpoint.sequence
+            if self._first_unseen is None:
+                self._first_unseen = checkpoint.sequence
+                self._shift = max(0, (self._newest_there or 0) + 1 - checkpoint.sequence)
         self._pending.append(pending)
         if self._newest_there is not None:
             self._newest_there = max(self._newest_there, self._name_there(pending).sequence)
@@ -230,8 +231,9 @@ class Copier:
 
     def _name_there(self, pending: _Pending) -> Name:
         """Return the name of a checkpoint in the mirror."""
-        shift = self._shift if pending.is_unseen else 0
-        return Name(pending.checkpoint.sequence + shift, pending.checkpoint.step)
+        first, sequence = self._first_unseen, pending.checkpoint.sequence
+        is_unseen = first is not None and first <= sequence <= self._last_unseen
+        return Name(sequence + self._shift if is_unseen else sequence, pending.checkpoint.step)
 
     async def _look(self, *, missing_ok: bool) -> list[Name]:
         """Return the names in the mirror, newest first, and learn the highest sequence."""

@@ -130,7 +130,7 @@ class Saver:
             saved = await to_thread(self._directory.save, state, step, checked, least, stride)
             self._is_newest_here = True
             if copier is not None:
-                copier.submit(saved, is_new=True)
+                copier.submit(saved, is_saved=True)
             return saved
 
     async def add_metrics(self, step: int, metrics: Mapping[str, SupportsFloat]) -> Checkpoint | None:

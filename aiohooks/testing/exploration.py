@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 from aiohooks._aio import overlap
 from aiohooks._aio.clock import set_current_clock, sleep
 from aiohooks._diagnostics import task_wait
-from aiohooks._validate import check_choice, check_instance, check_int, check_secs, is_coroutine_function, shown
+from aiohooks._validate import check_choice, check_instance, check_secs, checked_int, is_coroutine_function, shown
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
 from aiohooks.session.status import OPEN_SESSIONS
 from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule, ScheduleLoop
@@ -115,8 +115,7 @@ async def explore(
     """
     if not is_coroutine_function(program):
         raise InvalidArgumentError(f"program is {shown(program)}; give a coroutine function, with one argument at most")
-    check_int(seeds, "seeds", 1)
-    check_int(first_seed, "first_seed", 0)
+    seeds, first_seed = checked_int(seeds, "seeds", 1), checked_int(first_seed, "first_seed")
     check_secs(max_secs, "max_secs", optional=True, positive=True)
     kinds = (disturb,) if isinstance(disturb, str) else tuple(disturb)
     for kind in kinds:

@@ -377,9 +377,11 @@ async def test_a_restore_resets_a_store_that_had_lost_its_data_meanwhile(tmp_pat
         async with FakeStepStore(engine) as steps, FakeStepStore(engine) as other:
 
             class Slow(ah.Saver):
-                async def restore(self, step: int | None = None, *, other: ah.StepStore = other) -> Any:
+                async def restore(
+                    self, step: int | None = None, *, missing_ok: bool = False, other: ah.StepStore = other
+                ) -> ah.checkpoint.Restored | None:
                     await other.raise_to(3)
-                    return await super().restore(step)
+                    return await super().restore(step, missing_ok=missing_ok)
 
             saver = ah.Saver(tmp_path) if engine is not lost else Slow(tmp_path)
             creator = ah.ChiefSessionCreator(model(), checkpoint_dir=saver, global_step=steps)
