@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
-from aiohooks._aio.clock import monotonic_now, quick_now
+from aiohooks._aio.clock import LoopClock, current_clock, monotonic_now, quick_now
 from aiohooks._aio.overlap import Wait
 from aiohooks._aio.run_scope import RunScope
 from aiohooks._diagnostics import warn_if_blocked
@@ -109,7 +109,7 @@ class AsyncMonitoredSession:
         signals = policy_of(handle_signals)
         self._signals = None if signals is None else StopOnSignal(signals, state)
         state.name = name
-        self._end_watch: Callable[[], None]
+        self._end_watch: Callable[[], None] = lambda: None
         # Made of parts, so that the coordinator does not keep the session itself alive.
         state.get_status = self._status = partial(session_status, state, self._supervisor, self._run_lock.turns, self._hooks)
 
@@ -327,8 +327,9 @@ class AsyncMonitoredSession:
         except BaseException as error:
             await self._shutdown.end_opening(error)
         state.set_phase("open")
-        self._end_watch = warn_if_blocked()
-        callbacks.callback(self._end_watch)
+        if isinstance(current_clock(), LoopClock):  # the time of other clocks says nothing of how long code takes
+            self._end_watch = warn_if_blocked()
+            callbacks.callback(self._end_watch)
         lock.watch_loop()
         return self
 
@@ -486,8 +487,7 @@ class AsyncMonitoredSession:
     def __del__(self) -> None:
         state = getattr(self, "_state", None)
         if state is not None and state.phase in ("open", "opening"):
-            if state.phase == "open":
-                self._end_watch()
+            self._end_watch()
             warnings.warn(f"{self!r} was never closed; use `async with`", ResourceWarning, stacklevel=2, source=self)
 
 
