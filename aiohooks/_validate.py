@@ -14,8 +14,6 @@ from typing import Any, TypeGuard, cast
 
 from aiohooks.errors import InvalidArgumentError, safe_repr
 
-shown = safe_repr
-
 
 def is_finite(value: object) -> TypeGuard[int | float]:
     """Return whether `value` is a number of any library (not a bool) that a finite float can stand for, which 10**400 is not."""
@@ -34,7 +32,7 @@ def check_secs(value: object, what: str, *, optional: bool = False, positive: bo
     if not is_finite(value) or value < 0 or (positive and value == 0):
         bounds = "above 0" if positive else "0 or more"
         raise InvalidArgumentError(
-            f"{what} is {shown(value)}; give seconds, {bounds}{', or None for no limit' if optional else ''}"
+            f"{what} is {safe_repr(value)}; give seconds, {bounds}{', or None for no limit' if optional else ''}"
         )
 
 
@@ -52,13 +50,13 @@ def checked_int(
             number = operator.index(value)
             if (least is None or least <= number) and number <= most:
                 return number
-    raise InvalidArgumentError(f"{what} is {shown(value)}; give {expected or f'a whole number, {least} or more'}")
+    raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {expected or f'a whole number, {least} or more'}")
 
 
 def check_choice(value: object, what: str, *choices: str) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give {_either(choices)}")
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {_either(choices)}")
 
 
 def _either(choices: tuple[str, ...]) -> str:
@@ -73,7 +71,7 @@ def check_instance(value: object, kind: type[Any], what: str, *, optional: bool 
         or_nothing = ", or leave it out" if optional else ""
         if kind.__name__ == "Every" and is_finite(value):
             or_nothing = f": Every(steps={value}) or Every(secs={value}){or_nothing}"
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give {article} {kind.__name__}{or_nothing}")
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {article} {kind.__name__}{or_nothing}")
 
 
 def check_callable(value: object, what: str, *, optional: bool = False) -> None:
@@ -82,27 +80,29 @@ def check_callable(value: object, what: str, *, optional: bool = False) -> None:
         return
     if inspect.iscoroutine(value):
         value.close()  # or Python warns that it was never awaited
-        raise InvalidArgumentError(f"{what} is {shown(value)}, a coroutine; give the function and its arguments, not the call")
+        raise InvalidArgumentError(
+            f"{what} is {safe_repr(value)}, a coroutine; give the function and its arguments, not the call"
+        )
     if not callable(value):
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give a function")
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give a function")
 
 
 def checked_objects(values: object, kind: type[Any], what: str) -> list[Any]:
     """Return the objects as a list; raise unless each is a `kind`."""
     package = kind.__module__.partition(".")[0]
     if not isinstance(values, Iterable):
-        raise InvalidArgumentError(f"{what} is {shown(values)}; give a list of objects of {kind.__name__} of {package}")
+        raise InvalidArgumentError(f"{what} is {safe_repr(values)}; give a list of objects of {kind.__name__} of {package}")
     objects: list[Any] = [*cast("Any", values)]
     for one in objects:
         if not isinstance(one, kind):
-            raise InvalidArgumentError(f"{what} has {shown(one)}; give objects of {kind.__name__} of {package}")
+            raise InvalidArgumentError(f"{what} has {safe_repr(one)}; give objects of {kind.__name__} of {package}")
     return objects
 
 
 def check_mapping(value: object, what: str, *, optional: bool = True) -> None:
     """Raise unless `value` is a mapping; `optional` lets None pass."""
     if not isinstance(value, Mapping) and not (optional and value is None):
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give a mapping{', or leave it out' if optional else ''}")
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give a mapping{', or leave it out' if optional else ''}")
 
 
 def check_checkpoint_dir(value: Any) -> None:
@@ -120,11 +120,11 @@ def check_directory(value: Any, what: str, *, url: str) -> None:
     except TypeError:
         path = None
     if not path or not isinstance(path, str):
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give the path of a directory")
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give the path of a directory")
     if path.find("://") > 1:  # not the letter of a drive
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give the path of a directory; {url}")
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give the path of a directory; {url}")
     if path == "~" or path.startswith(("~/", f"~{os.sep}")):
-        raise InvalidArgumentError(f"{what} is {shown(value)}; give os.path.expanduser({path!r})")
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give os.path.expanduser({path!r})")
 
 
 def is_coroutine_function(fn: object) -> bool:

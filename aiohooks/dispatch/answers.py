@@ -20,10 +20,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._aio.clock import current_clock
-from aiohooks._validate import shown
 from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.lifecycle import Point
-from aiohooks.errors import HookCancelledError, InvalidArgumentError, InvalidHookError, hook_cancelled_error, raise_unchanged
+from aiohooks.errors import (
+    HookCancelledError,
+    InvalidArgumentError,
+    InvalidHookError,
+    hook_cancelled_error,
+    raise_unchanged,
+    safe_repr,
+)
 
 _logger = logging.getLogger("aiohooks")
 Keywords = Mapping[str, Any]
@@ -161,7 +167,7 @@ def _merged(answers: list[tuple[str, Any]]) -> Any:
         first, like = answers[0]
         if type(answer) not in (list, tuple, dict) or type(answer) is not type(like):
             wanted = "a list, tuple or dict" if answer is like else f"a {type(like).__name__} as {first} does"
-            raise InvalidHookError(f"{name} returned {shown(answer)}, which cannot be merged; return {wanted}, or None")
+            raise InvalidHookError(f"{name} returned {safe_repr(answer)}, which cannot be merged; return {wanted}, or None")
     if not answers or type(answers[0][1]) is not dict:
         return functools.reduce(operator.add, [answer for _, answer in answers]) if answers else None
     merged: dict[Any, tuple[str, Any]] = {}
@@ -268,7 +274,7 @@ def own_body(each: Point, own: Method) -> Method:
             keywords = {name: values.pop(name) for name in keywords if name in others}
             args = _last_wanted(call_next, [*values.values()])
         if not callable(call_next):
-            raise InvalidArgumentError(f"{each.name} got {shown(call_next)} as the next; give what the last hook calls")
+            raise InvalidArgumentError(f"{each.name} got {safe_repr(call_next)} as the next; give what the last hook calls")
         answer = call_next(*args, **keywords)
         return await answer if inspect.isawaitable(answer) else answer
 

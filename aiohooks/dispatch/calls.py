@@ -26,7 +26,7 @@ from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._aio.run_scope import current_scope
-from aiohooks._validate import is_coroutine_function, shown
+from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, printable, raise_unchanged, safe_repr
@@ -139,7 +139,7 @@ class RegisteredHook:
         """Log that an answer does not count, once for each method."""
         if answer is not None and who not in self._logged:
             self._logged.add(who)
-            _logger.warning("%s returned %s, which is dropped: %s", who, shown(answer), reason)
+            _logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(answer), reason)
 
     def is_left_out(self) -> bool:
         """Return whether a call does without the hook, as it is disabled; the first one after its `retry_secs` does not."""

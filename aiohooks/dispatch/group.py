@@ -26,7 +26,7 @@ from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.overlap import keep_errors, result_now
 from aiohooks._aio.run_scope import current_scope
-from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, is_coroutine_function, shown
+from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.dispatch.answers import (
     Target,
     answer,
@@ -60,6 +60,7 @@ from aiohooks.errors import (
     add_note,
     did_you_mean,
     hook_cancelled_error,
+    safe_repr,
 )
 
 _logger = logging.getLogger("aiohooks")
@@ -537,7 +538,7 @@ def compose_functions(
         InvalidArgumentError: an argument is invalid.
     """
     if callable(functions) or not isinstance(functions, Iterable):
-        raise InvalidArgumentError(f"functions is {shown(functions)}; give a list of functions")
+        raise InvalidArgumentError(f"functions is {safe_repr(functions)}; give a list of functions")
     if results is not None:
         check_choice(results, "results", *get_args(How))
 
@@ -821,7 +822,7 @@ def _init_advice(made: type[Any], init: Mapping[str, Any], error: Exception) -> 
         missing = [one.name for one in wanted if one.name not in init]
     if missing:
         return f"its __init__ wants {', '.join(missing)}; give init={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
-    return f"its __init__ failed with init={shown(init)}: {shown(error)}"
+    return f"its __init__ failed with init={safe_repr(init)}: {safe_repr(error)}"
 
 
 def _check_equal(name: str, first: object, value: Any, hook: object) -> None:

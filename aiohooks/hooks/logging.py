@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_choice, check_instance, shown
-from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError
+from aiohooks._validate import check_callable, check_choice, check_instance
+from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.hooks._observing import Values, checked_values, scalar
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -153,7 +153,7 @@ def _numbers(value: Any) -> Iterable[float]:
     else:
         number = scalar(value)
         if number is None:
-            raise TypeError(f"is {shown(value)}")
+            raise TypeError(f"is {safe_repr(value)}")
         yield number
 
 

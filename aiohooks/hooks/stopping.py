@@ -10,19 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Never
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._validate import (
-    check_callable,
-    check_choice,
-    check_instance,
-    check_mapping,
-    check_secs,
-    checked_int,
-    is_finite,
-    shown,
-)
+from aiohooks._validate import check_callable, check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite
 from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
-from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean
+from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
 from aiohooks.graph.graph import Node
 from aiohooks.hooks._observing import scalar
 from aiohooks.hooks.every import Every, EveryTimer
@@ -54,7 +45,7 @@ class StopAtStepHook(SessionRunHook):
             InvalidArgumentError: neither or both are given, or one is not a whole number, 0 or more.
         """
         if steps:
-            first = shown(steps[0])
+            first = safe_repr(steps[0])
             raise InvalidArgumentError(
                 f"StopAtStepHook({first}) does not say what it counts; give last_step={first}, the global step after which to "
                 f"stop, or num_steps={first}, how many steps to run"
@@ -233,7 +224,7 @@ def _unix_time(deadline: object) -> float:
             )
         return deadline.timestamp()
     if not is_finite(deadline):
-        raise InvalidArgumentError(f"deadline is {shown(deadline)}; give a datetime with a time zone, or seconds since 1970")
+        raise InvalidArgumentError(f"deadline is {safe_repr(deadline)}; give a datetime with a time zone, or seconds since 1970")
     return float(deadline)
 
 
@@ -317,7 +308,7 @@ class EarlyStoppingHook(SessionRunHook):
         for what, one in (restore_best or {}).items():
             if not is_stateful(one):
                 raise InvalidArgumentError(
-                    f"restore_best[{what!r}] is {shown(one)}; give an object with state_dict() and load_state_dict(state)"
+                    f"restore_best[{what!r}] is {safe_repr(one)}; give an object with state_dict() and load_state_dict(state)"
                 )
         self._restore_best = dict(restore_best or {})
         self._monitor = monitor
@@ -549,4 +540,6 @@ class EarlyStoppingHook(SessionRunHook):
 
 def _check_finite_number(value: object, name: str, *, least: float = -math.inf) -> None:
     if not is_finite(value) or value < least:
-        raise InvalidArgumentError(f"{name} is {shown(value)}; give a finite number{'' if least == -math.inf else ', 0 or more'}")
+        raise InvalidArgumentError(
+            f"{name} is {safe_repr(value)}; give a finite number{'' if least == -math.inf else ', 0 or more'}"
+        )

@@ -20,13 +20,13 @@ from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer
 from aiohooks._aio.overlap import RunWaits
 from aiohooks._aio.run_scope import current_scope
-from aiohooks._validate import check_mapping, shown
+from aiohooks._validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
 from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.lifecycle import Lifecycle, registered_hooks
-from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note
+from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note, safe_repr
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.graph import Graph, Node
 from aiohooks.graph.session import Session
@@ -422,7 +422,7 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
             advice = advice if adapter is None else f"give it to {adapter}"
             kind = cast("Any", type(hook))
             has_address = kind.__repr__ is object.__repr__  # and says no more
-            what = f"an object of {kind.__qualname__}" if has_address else shown(hook)
+            what = f"an object of {kind.__qualname__}" if has_address else safe_repr(hook)
             raise InvalidHookError(f"hooks has {what}, which is not a SessionRunHook; {advice}")
         if isinstance(hook, SessionRunHook) and not isinstance(hook.name, str):
             raise InvalidHookError(f"the name of {hook!r} is {hook.name!r}; give a str, or leave it out")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Self
 
 from aiohooks._aio.clock import set_current_clock
-from aiohooks._validate import is_finite, shown
-from aiohooks.errors import InvalidArgumentError
+from aiohooks._validate import is_finite
+from aiohooks.errors import InvalidArgumentError, safe_repr
 
 
 class ManualClock:
@@ -53,7 +53,7 @@ class ManualClock:
         after it are made by the next `advance`.
         """
         if not is_finite(secs) or secs < 0:
-            raise InvalidArgumentError(f"advance({shown(secs)}): time only moves forward, give seconds >= 0")
+            raise InvalidArgumentError(f"advance({safe_repr(secs)}): time only moves forward, give seconds >= 0")
         end = self._now + secs
         while self._timers and self._timers[0].when <= end:
             timer = heapq.heappop(self._timers)

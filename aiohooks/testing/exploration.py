@@ -32,7 +32,7 @@ from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 from aiohooks._aio import overlap
 from aiohooks._aio.clock import set_current_clock, sleep
 from aiohooks._diagnostics import task_wait
-from aiohooks._validate import check_choice, check_instance, check_secs, checked_int, is_coroutine_function, shown
+from aiohooks._validate import check_choice, check_instance, check_secs, checked_int, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
 from aiohooks.session.status import OPEN_SESSIONS
 from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule, ScheduleLoop
@@ -114,7 +114,7 @@ async def explore(
         InvalidArgumentError: an argument is invalid.
     """
     if not is_coroutine_function(program):
-        raise InvalidArgumentError(f"program is {shown(program)}; give a coroutine function, with one argument at most")
+        raise InvalidArgumentError(f"program is {safe_repr(program)}; give a coroutine function, with one argument at most")
     seeds, first_seed = checked_int(seeds, "seeds", 1), checked_int(first_seed, "first_seed")
     check_secs(max_secs, "max_secs", optional=True, positive=True)
     kinds = (disturb,) if isinstance(disturb, str) else tuple(disturb)
@@ -318,7 +318,7 @@ class _Run:
             self.error = None
         elif "cancel" in happened or "timeout" in happened:
             what, due = ("a cancel", "CancelledError") if "cancel" in happened else ("a time limit", "TimeoutError")
-            ended = f"returned {shown(main.result())}" if self.error is None else f"raised {safe_repr(self.error)}"
+            ended = f"returned {safe_repr(main.result())}" if self.error is None else f"raised {safe_repr(self.error)}"
             self.problem = f"{what} was lost: the program {ended}, and should have ended with {due}"
         elif self.error is not None:
             self.problem = f"an error: {safe_repr(self.error)}"
