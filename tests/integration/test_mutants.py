@@ -77,7 +77,7 @@ def test_faults_are_killed_and_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert main([*KEEP_BEST, "--tests", "tests/checkpoint/test_policies.py"]) == 0
     printed = capsys.readouterr().out
     assert "survived:" not in printed
-    assert "checkpoint\t7\t0\t2\n" in printed
+    assert "checkpoint\t8\t0\t2\n" in printed
     assert printed.endswith("100.0% of the faults that change behaviour are killed\n")
 
 
