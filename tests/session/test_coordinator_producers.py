@@ -44,19 +44,6 @@ async def test_a_wait_ends_when_its_producer_has_finished(ended: bool) -> None:
     assert not coord.should_stop()
 
 
-async def test_a_wait_ends_when_its_producer_was_cancelled() -> None:
-    """A producer that is cancelled ends the wait, too; one that is not named does not."""
-    coord, queue = ah.Coordinator(), asyncio.Queue[int]()
-    producer, other = coord.start_soon(forever, name="reader"), coord.start_soon(ticks)
-    wait = asyncio.create_task(coord.until(queue.get(), producer=producer))
-    await asyncio.wait([other])
-    await ticks(20)
-    assert not wait.done()
-    producer.cancel()
-    with refused(ah.errors.ProducerFinishedError, "producer 'reader' was cancelled"):
-        await wait
-
-
 async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:
     """While one of several producers is active the wait continues; the error says how each has ended."""
     coord, queue = ah.Coordinator(), asyncio.Queue[int]()
@@ -135,16 +122,6 @@ async def test_a_producer_is_a_task(producer: Any) -> None:
 
 
 # -- steps
-
-
-async def test_a_loop_over_a_queue_ends_with_its_producer() -> None:
-    """`steps(feeds=queue, producer=task)` makes a run for every item, and ends when that has; it is no stop."""
-    queue = asyncio.Queue[int](2)
-    async with ah.AsyncMonitoredSession(count) as session:
-        producer = session.start_soon(put, queue, 5)
-        assert [one async for one in session.steps("seen", feeds=queue, producer=producer)] == [0, 1, 2, 3, 4]
-        assert not session.should_stop()
-    assert session.stop_reason is None
 
 
 async def test_a_loop_over_a_queue_ends_at_a_stop() -> None:

@@ -66,16 +66,6 @@ async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> No
     assert cleaned.is_set()
 
 
-@pytest.mark.parametrize("error", [ah.OutOfRangeError("end"), StopAsyncIteration("end"), ah.StopRequestedError("end")], ids=repr)
-async def test_a_clean_end_of_a_task_is_a_stop(error: Exception) -> None:
-    """A task that ends with a clean-end error requests a stop, and nothing else."""
-    coord = ah.Coordinator()
-    coord.start_soon(fail, error)
-    await coord.join()
-    assert coord.errors == []
-    assert coord.stop_reason == f"background task 'fail' ended: {error!r}"
-
-
 async def test_more_errors_may_mean_a_stop() -> None:
     """`clean_stop_exception_types` are errors of tasks that mean a plain stop; subclasses too."""
     coord = ah.Coordinator((LookupError,))

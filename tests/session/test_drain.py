@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -101,31 +100,48 @@ async def test_a_loop_without_feeds_ends() -> None:
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 3])
-async def test_a_queue_is_used_up(waiting: int) -> None:
-    """With what producers are about to put in, who wait for room; none of these is known to the loop."""
-    queue, used = asyncio.Queue[int](maxsize=2), list[int]()
+@pytest.mark.parametrize("batch", [None, 2, 20])
+async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
+    """With what producers are about to put in, who wait for room; none of these is known to the loop. No batch waits for more."""
+    queue, used, gate = asyncio.Queue[int](maxsize=2), list[Any](), asyncio.Event()
 
-    async def step(number: int) -> int:
-        if number == 0:
-            session.request_drain()
+    async def step(number: Any) -> Any:
+        await gate.wait()
         return number
 
     async with ah.AsyncMonitoredSession(step) as session:
         queue.put_nowait(0)
         queue.put_nowait(1)
         puts = [await parked(queue.put(2 + number)) for number in range(waiting)]
-        await use(session.steps("step", feeds=queue), used)
+        loop = await parked(use(session.steps("step", feeds=queue, batch=batch), used))
+        session.request_drain()
+        gate.set()
+        await loop
         await asyncio.gather(*puts)
-    assert used == list(range(2 + waiting))
+    assert (used if batch is None else [number for one in used for number in one]) == list(range(2 + waiting))
+    assert queue.empty()
     assert session.stop_reason == "a drain was requested"
 
 
-async def test_the_wait_for_an_empty_queue_ends() -> None:
-    """Nothing is under way that the loop could know of."""
+@pytest.mark.parametrize("thread", [False, True], ids=["by the loop", "by a thread"])
+@pytest.mark.parametrize("kind", ["queue", "batches", "generator", "generator, taken ahead"])
+async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
+    """Nothing is under way that it could know of: the request is seen immediately, and wakes those who wait."""
+
+    async def received() -> AsyncIterator[int]:
+        yield await session.until(asyncio.Queue[int]().get(), drain=True)
+
     async with ah.AsyncMonitoredSession(same) as session:
-        loop = await parked(use(session.steps("same", feeds=asyncio.Queue[int]())))
-        await ticks()
-        session.request_drain("idle")
+        feeds: Any = received() if "generator" in kind else asyncio.Queue[int]()
+        options: Any = {"prefetch": int("ahead" in kind), "batch": 3 if kind == "batches" else None}
+        loop = await parked(use(session.steps("same", feeds=feeds, **options)))
+        await ticks(20)
+        if thread:
+            requesting = threading.Thread(target=session.request_drain, args=("idle",))
+            requesting.start()
+            requesting.join()
+        else:
+            session.request_drain("idle")
         await loop
     assert session.stop_reason == "idle"
 
@@ -184,20 +200,6 @@ async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
     assert session.stop_reason == "enough"
 
 
-async def test_an_idle_generator_ends() -> None:
-    """Also one from which elements are taken ahead."""
-
-    async def received() -> AsyncIterator[int]:
-        yield await session.until(asyncio.Queue[int]().get(), drain=True)
-
-    async with ah.AsyncMonitoredSession(same) as session:
-        loop = await parked(use(session.steps("same", feeds=received(), prefetch=1)))
-        await ticks(20)
-        session.request_drain("idle")
-        await loop
-    assert session.stop_reason == "idle"
-
-
 async def test_every_loop_finishes_before_the_stop() -> None:
     """The last one that ends requests it; one that was left does not count."""
     queues = [asyncio.Queue[int](), asyncio.Queue[int]()]
@@ -210,9 +212,9 @@ async def test_every_loop_finishes_before_the_stop() -> None:
 
     queues[0].put_nowait(0)
     async with ah.AsyncMonitoredSession(same) as session:
-        async for _ in session.steps("same", feeds=range(5)):
+        left = session.steps("same", feeds=range(5))
+        async for _ in left:
             break
-        gc.collect()
         producer = session.start_soon(produce)
         other = session.start_soon(use, session.steps("same", feeds=queues[1], producer=producer), used[1])
         await ticks()
@@ -222,6 +224,7 @@ async def test_every_loop_finishes_before_the_stop() -> None:
         gate.set()
         await other
         assert session.should_stop()
+        assert left.unused == []
     assert used == [[0], [1]]
 
 
@@ -644,17 +647,6 @@ async def test_the_clean_end_of_a_task_is_no_stop(produce: Callable[[ah.Coordina
     coord.start_soon(fail, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         await coord.join()
-
-
-async def test_a_thread_drains_a_session() -> None:
-    """The request is seen immediately, and wakes those who wait."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        loop = await parked(use(session.steps("same", feeds=asyncio.Queue[int]())))
-        thread = threading.Thread(target=session.request_drain, args=("from a thread",))
-        thread.start()
-        await loop
-        thread.join()
-    assert session.stop_reason == "from a thread"
 
 
 async def test_a_hook_drains_the_session() -> None:

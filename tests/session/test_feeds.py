@@ -230,56 +230,30 @@ async def test_a_wait_for_a_feed_ends_at_a_stop(prefetch: int) -> None:
     assert closed == [True]
 
 
-async def test_a_step_that_is_abandoned_has_not_used_its_element() -> None:
-    """A run that fails before its commit gives the element back; one that has committed has used it."""
+@pytest.mark.parametrize("count", [2, 3], ids=["the last", "one before the end"])
+@pytest.mark.parametrize("phase", ["before_run", "step", "after_run"])
+async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
+    """A run that fails before it gives the element back, also where the feeds have ended; one that fails later has used it."""
 
-    async def step(batch: int) -> int:
-        if batch == 1 and not again:
-            raise OSError("not yet")
-        return batch
-
-    again = False
-    async with ah.AsyncMonitoredSession(step) as session:
-        steps = session.steps("step", feeds=[0, 1, 2], prefetch=1)
-        with pytest.raises(OSError, match="not yet"):
-            [batch async for batch in steps]
-        assert session.global_step.latest.step == 1
-        again = True
-        assert [batch async for batch in steps] == [1, 2]
-
-
-async def test_a_step_that_has_committed_has_used_its_element() -> None:
-    """Also where its run fails afterwards."""
-
-    async def fails(*_: object) -> None:
-        if session.global_step.latest.step == 2:
-            raise OSError("too late")
-
-    async with ah.AsyncMonitoredSession(same, [PhaseHook("after_run", fails)]) as session:
-        steps = session.steps("same", feeds=[0, 1, 2], prefetch=1)
-        with pytest.raises(OSError, match="too late"):
-            [batch async for batch in steps]
-        assert session.global_step.latest.step == 2
-        assert [batch async for batch in steps] == [2]
-
-
-async def test_the_last_element_of_an_abandoned_step_is_kept() -> None:
-    """Also where its iterator has ended meanwhile."""
-
-    async def step(batch: int) -> int:
+    async def fail(place: str) -> None:
         await ticks(20)
-        if not again:
+        if place == phase and session.status().runs == 2 and not again:
             raise OSError("not yet")
+
+    async def step(batch: int) -> int:
+        await fail("step")
         return batch
 
     again = False
-    async with ah.AsyncMonitoredSession(step) as session:
-        steps = session.steps("step", feeds=[0], prefetch=1)
+    hooks = [PhaseHook(place, lambda *_, place=place: fail(place)) for place in ("before_run", "after_run")]
+    async with ah.AsyncMonitoredSession(step, hooks) as session:
+        steps = session.steps("step", feeds=range(count), prefetch=1)
         with pytest.raises(OSError, match="not yet"):
             [batch async for batch in steps]
-        assert steps.unused == [0]
+        used = 2 if phase == "after_run" else 1
+        assert (session.global_step.latest.step, steps.unused[:1]) == (used, [*range(used, count)][:1])
         again = True
-        assert [batch async for batch in steps] == [0]
+        assert [batch async for batch in steps] == [*range(used, count)]
 
 
 @KINDS
@@ -330,30 +304,6 @@ async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
         assert loader.position == last
         assert session.status().feeds_unused == 0
     assert used == list(range(12))
-
-
-@pytest.mark.parametrize("later", [0, 10])
-async def test_an_abandoned_step_is_not_in_the_state(tmp_path: Path, later: int) -> None:
-    """The state that the last save has is the one before the element of a step that was cut off."""
-    loader = Loader()
-
-    async def step(batch: int) -> int:
-        await ticks(later)
-        if batch == 2:
-            session.request_stop("enough")
-            await ticks(later)
-            raise ah.StopRequestedError("enough")
-        return batch
-
-    creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
-    hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=100))]
-    async with ah.AsyncMonitoredSession(creator, hooks) as session:
-        assert [batch async for batch in session.steps("step", feeds=loader, prefetch=3)] == [0, 1]
-    assert loader.position == 2
-    async with ah.checkpoint.Saver(tmp_path) as saver:
-        restored = await saver.restore()
-    assert restored is not None
-    assert restored.state["tracked"]["data"] == {"position": 2}
 
 
 @pytest.mark.parametrize("count", [4, 20], ids=["behind the end", "before the end"])
@@ -461,8 +411,6 @@ def test_only_blocking_functions_go_into_a_thread() -> None:
         ah.in_thread(5)  # type: ignore[arg-type]
     with refused(ah.errors.InvalidArgumentError, "is a coroutine function", "leave out in_thread"):
         ah.in_thread(same)
-    with refused(ah.errors.InvalidArgumentError, "the step", "5"):
-        ah.in_thread(5)  # type: ignore[arg-type]
     assert repr(ah.in_thread(do_nothing_blocking)).startswith("in_thread(<function do_nothing_blocking")
 
 
@@ -476,6 +424,15 @@ def do_nothing_blocking() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
+        ({"feeds": 5}, "feeds is 5; give something to iterate over, sync or async"),
+        ({"feeds": object()}, "feeds is <object object"),
+        ({"feeds": {"batch": 1}}, "feeds is {'batch': 1}; give something to iterate over"),
+        ({"feeds": "rows"}, "feeds is 'rows'; give something to iterate over"),
+        ({"feeds": [1], "batch": 2}, "batch is 2"),
+        ({"feeds": [1], "max_wait_secs": 2}, "max_wait_secs is 2"),
+        ({"feeds": asyncio.Queue(), "max_wait_secs": 2}, "give batch= as well"),
+        ({"feeds": asyncio.Queue(), "batch": 0}, "batch is 0"),
+        ({"feeds": asyncio.Queue(), "batch": 2, "max_wait_secs": -1}, "max_wait_secs is -1"),
         ({"prefetch": -1, "feeds": [1]}, "prefetch is -1"),
         ({"prefetch": True, "feeds": [1]}, "prefetch is True"),
         ({"prefetch": 1}, "feeds is None"),
@@ -484,8 +441,8 @@ def do_nothing_blocking() -> None:
         ({"thread": True, "feeds": asyncio.Queue()}, "a queue holds"),
     ],
 )
-async def test_what_cannot_be_taken_ahead_is_refused(options: dict[str, Any], says: str) -> None:
-    """The error has the values and says what to do."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", lambda _: ticks())]) as session:
+async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
+    """The error has the values and says what to do: a mapping is one element and not many, batches are for queues."""
+    async with ah.AsyncMonitoredSession(counting_graph()) as session:
         with refused(ah.errors.InvalidArgumentError, says):
             session.steps("train", **options)

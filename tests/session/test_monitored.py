@@ -66,18 +66,6 @@ async def test_an_object_or_a_method_may_be_the_step() -> None:
             assert await session.run("loss", {"batch": 3}) == loss
 
 
-async def test_a_step_without_parameters() -> None:
-    """A step may take nothing, and return nothing."""
-    calls: list[int] = []
-
-    async def step() -> None:
-        calls.append(1)
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        assert await session.run("step") is None
-    assert calls == [1]
-
-
 @pytest.mark.parametrize("hooks", [[], [RecordingHook()], [RecordingHook(fetches="loss")]], ids=["none", "silent", "fetching"])
 async def test_every_run_runs_the_step(hooks: list[ah.SessionRunHook]) -> None:
     """Whatever is fetched, a run of a step function runs it once: nothing, a parameter, the global step."""

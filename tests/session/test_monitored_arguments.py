@@ -451,14 +451,6 @@ async def test_step_functions_take_the_context() -> None:
                 await session.run_step_fn(fn)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("feeds", [5, object()], ids=["int", "object"])
-async def test_feeds_can_be_iterated(feeds: Any) -> None:
-    """`steps` refuses feeds that are nothing to iterate over."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        with refused(ah.errors.InvalidArgumentError, f"feeds is {feeds!r}", "sync or async"):
-            session.steps("loss", feeds=feeds)
-
-
 async def test_what_a_creator_makes_is_checked() -> None:
     """A SessionCreator that does not make a Session, or one of another graph, is named."""
 

@@ -17,7 +17,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, double, recovery_policy
-from tests.support.waiting import elapse, forever, parked, ticks, until_true
+from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
@@ -203,19 +203,6 @@ async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
     assert variable.get() == "hook 8"
 
 
-async def test_a_loop_that_was_left_holds_up_no_drain() -> None:
-    """A loop over steps ends with its statement, also if the steps are referred to: a drain becomes a stop."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        steps = session.steps("loss", feeds=range(5))
-        async for _ in steps:
-            break
-        other = session.steps("loss", feeds=range(5))
-        async for _ in other:
-            session.request_drain("enough")
-        assert (session.should_stop(), session.stop_reason) == (True, "enough")
-        assert steps is not other
-
-
 @pytest.mark.parametrize("ends", ["gives up", "is cancelled"])
 async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str) -> None:
     """A recovery that gives up, or is cancelled: the element of its run has made no step, and is not lost."""
@@ -283,26 +270,6 @@ async def test_all_feeds_are_taken_in_one_task() -> None:
     async with ah.AsyncMonitoredSession(double) as session:
         assert [loss async for loss in session.steps("loss", feeds=feeds())] == [0, 2, 4, 6]
     assert len(tasks) == 1
-
-
-@pytest.mark.parametrize("first", [True, False])
-async def test_the_place_of_a_hook_makes_no_difference(first: bool) -> None:
-    """A hook that swallows its cancel, before or behind another one: the caller's cancel is raised."""
-
-    async def swallows(*_: object) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await forever()
-
-    async def quick(*_: object) -> None:
-        await elapse(0)
-
-    hooks = [PhaseHook("before_run", swallows), PhaseHook("before_run", quick)]
-    async with ah.AsyncMonitoredSession(double, hooks if first else hooks[::-1]) as session:
-        running = asyncio.create_task(session.run("loss"))
-        await ticks(10)
-        running.cancel()
-        await asyncio.wait([running])
-        assert running.cancelled()
 
 
 async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureFixture) -> None:

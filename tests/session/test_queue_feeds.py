@@ -73,30 +73,6 @@ async def test_the_first_element_waits_for_the_others_only_so_long(clock: Manual
         assert await next_one == [4, 5]
 
 
-@pytest.mark.parametrize("accepted", [1, 20, 95])
-async def test_a_drain_leaves_nothing_behind(accepted: int) -> None:
-    """What is in the queue makes steps, the last of them with a part of a batch; what comes meanwhile, too."""
-    queue, used = filled(*range(accepted)), list[int]()
-
-    async def step(batch: list[int]) -> None:
-        if not session.should_drain():
-            session.request_drain("SIGTERM")
-            queue.put_nowait(accepted)
-        used.extend(batch)
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        steps = session.steps(feeds=queue, batch=20, max_wait_secs=1 if accepted == 1 else None)
-        running = await parked(anext(steps, None)) if accepted == 1 else None
-        if running is not None:
-            session.request_drain("SIGTERM")
-            await running
-        async for _ in steps:
-            pass
-    assert used == [*range(accepted + (accepted != 1))]
-    assert queue.empty()
-    assert session.stop_reason == "SIGTERM"
-
-
 async def test_a_stop_and_a_cancel_keep_a_part_of_a_batch() -> None:
     """What was taken out of the queue is unused, and the next loop begins with it."""
     queue = filled(1, 2)
@@ -183,25 +159,6 @@ async def test_the_shutdown_of_the_queue_is_its_end(batch: int | None, when: str
     with pytest.raises(asyncio.QueueShutDown):  # type: ignore[attr-defined,unused-ignore]
         async with ah.AsyncMonitoredSession(same) as session:
             await session.until(queue.get())
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"feeds": [1], "batch": 2}, "batch is 2"),
-        ({"feeds": [1], "max_wait_secs": 2}, "max_wait_secs is 2"),
-        ({"feeds": asyncio.Queue(), "max_wait_secs": 2}, "give batch= as well"),
-        ({"feeds": asyncio.Queue(), "batch": 0}, "batch is 0"),
-        ({"feeds": asyncio.Queue(), "batch": 2, "max_wait_secs": -1}, "max_wait_secs is -1"),
-        ({"feeds": {"batch": 1}}, "feeds is {'batch': 1}; give something to iterate over"),
-        ({"feeds": "rows"}, "feeds is 'rows'; give something to iterate over"),
-    ],
-)
-async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
-    """Batches are for queues; a mapping is one element and not many."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        with refused(ah.errors.InvalidArgumentError, says):
-            session.steps("same", **options)
 
 
 async def test_a_generator_that_has_ended_is_refused() -> None:

@@ -115,18 +115,6 @@ async def test_a_store_that_refuses_later_is_recovered_from() -> None:
         assert session.status().recoveries == 1
 
 
-async def test_other_errors_are_not_recovered() -> None:
-    """An error that the policy does not name reaches the caller as the same object, and the session cannot be used any more."""
-    error, hook = OSError("broken"), RecordingHook()
-    with pytest.raises(OSError, match="broken") as caught:
-        async with ah.AsyncMonitoredSession(failing_step(error), [hook], recovery=NO_BACKOFF) as session:
-            await session.run("loss")
-    assert caught.value is error
-    assert hook.closed_with == [error]
-    assert "end" not in hook.phases()
-    assert session.status().recoveries == 0
-
-
 async def test_the_policy_names_the_errors() -> None:
     """`on` replaces the types of the default policy; subclasses count."""
     step = failing_step(ConnectionResetError("reset"), ah.AbortedError("lost"))
@@ -230,46 +218,6 @@ async def test_a_background_task_that_is_lost_is_recovered() -> None:
         assert not session.should_stop()
         for task in (lives, started[1]):
             task.cancel()
-
-
-async def test_a_background_task_that_is_lost_between_runs_is_recovered() -> None:
-    """A recoverable failure of such a task between two runs is recovered by the next run, before it begins."""
-    sessions = SessionRecorder()
-
-    async def lose() -> None:
-        raise ah.AbortedError("lost in the background")
-
-    async with ah.AsyncMonitoredSession(double, [sessions], recovery=NO_BACKOFF) as session:
-        await session.run("loss")
-        session.coord.start_soon(lose)
-        await ticks()
-        assert not session.should_stop()
-        assert await session.run("loss") == 2
-    assert len(sessions.sessions) == 2
-    assert sessions.attempts == [1, 2]
-
-
-async def test_a_task_of_the_whole_session_is_not_recovered() -> None:
-    """What `session.start_soon` started cannot be started again: its failure, of whatever type, ends the session."""
-    error = ah.AbortedError("lost")
-
-    async def lose() -> None:
-        raise error
-
-    async def step() -> None:
-        await asyncio.Event().wait()
-
-    session = ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF)
-
-    async def use() -> None:
-        async with session:
-            session.start_soon(lose)
-            await session.run("step")
-
-    with pytest.raises(ah.AbortedError, match="lost") as caught:
-        await use()
-    assert caught.value is error
-    assert session.status().recoveries == 0
 
 
 async def test_a_stop_outlives_a_recovery() -> None:

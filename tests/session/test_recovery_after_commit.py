@@ -13,10 +13,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import counting_graph, recovery_policy
-from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -44,39 +42,6 @@ async def test_after_run_of_a_committed_run_fails(policy: ah.RecoveryPolicy, sus
     assert session.global_step.latest.step == len(fed)
     assert len(sessions.sessions) == 2
     assert session.status().recoveries == 1
-
-
-@pytest.mark.parametrize("phase", ["before_run", "step"])
-async def test_a_run_that_was_not_committed_is_repeated(phase: str) -> None:
-    """Before the commit nothing has counted, so there is nothing to return."""
-    graph, errors = counting_graph(), [LOST]
-
-    async def fail_in(place: str) -> None:
-        if place == phase and errors:
-            raise errors.pop()
-
-    @graph.operation
-    async def risky(x: int) -> int:
-        await fail_in("step")
-        return x
-
-    hooks = [PhaseHook("before_run", lambda _: fail_in("before_run")), PhaseHook("after_run", lambda *_: ticks(1))]
-    async with ah.AsyncMonitoredSession(graph, hooks, recovery=RETURN) as session:
-        assert await session.run(["train", "risky"]) == [1, 1]
-        assert await session.run(["train", "total"]) == [1, 1]
-    assert session.global_step.latest.step == 2
-
-
-async def test_an_earlier_failure_is_not_mistaken_for_this_one() -> None:
-    """A run that fails before its commit does not return what an earlier one committed."""
-    errors: dict[tuple[str, int], BaseException] = {("after_run", 1): LOST, ("before_run", 2): ah.UnavailableError("away")}
-
-    async def step(batch: int) -> dict[str, int]:
-        return {"loss": batch}
-
-    async with ah.AsyncMonitoredSession(step, [FaultInjectionHook(errors)], recovery=RETURN) as session:
-        assert [loss async for loss in session.steps("loss", feeds=[1, 2, 3])] == [1, 2, 3]
-    assert session.global_step.latest.step == 3
 
 
 async def test_a_background_task_fails_during_after_run() -> None:
@@ -200,12 +165,6 @@ async def test_other_errors_after_the_commit_are_raised() -> None:
             await session.run("train")
     assert caught.value is error
     assert session.global_step.latest.step == 1
-
-
-def test_other_choices_are_refused() -> None:
-    """There are two choices."""
-    with refused(ah.errors.InvalidArgumentError, "after_commit is 'retry'", 'give "repeat" or "return"'):
-        ah.RecoveryPolicy(after_commit="retry")  # type: ignore[arg-type]
 
 
 async def test_a_commit_of_an_epoch_that_has_ended_is_repeated() -> None:

@@ -89,7 +89,7 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
 
     async def fail() -> None:
         await ticks(when)
-        raise ValueError("for good")
+        raise ah.AbortedError("for good")  # of a type that the policy has
 
     async def go() -> None:
         async with ah.AsyncMonitoredSession(double, [Workers(1, crash)], recovery=NO_BACKOFF) as session:
@@ -97,7 +97,7 @@ async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
             async for _ in session.steps("loss"):
                 pass
 
-    with pytest.raises(ValueError, match="for good"):
+    with pytest.raises(ah.AbortedError, match="for good"):
         await go()
     task = asyncio.current_task()
     assert task is not None

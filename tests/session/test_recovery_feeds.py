@@ -308,7 +308,7 @@ async def test_steps_without_feeds_are_undone_with_a_word(tmp_path: Path, caplog
     assert message.endswith("2 steps are undone")
 
 
-@pytest.mark.parametrize("name", ["restore", "on_lost_feeds"])
+@pytest.mark.parametrize("name", ["after_commit", "restore", "on_lost_feeds"])
 def test_other_choices_are_refused(name: str) -> None:
     """There are two choices of each."""
     with refused(ah.errors.InvalidArgumentError, f"{name} is 'none'"):

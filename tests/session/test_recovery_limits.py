@@ -122,15 +122,6 @@ async def test_attempts_are_counted() -> None:
     assert [one.closed for one in sessions.sessions] == [True] * 4
 
 
-async def test_a_policy_may_allow_no_attempt() -> None:
-    """`max_attempts=0` means never."""
-    async with ah.AsyncMonitoredSession(
-        failing_step(ah.AbortedError("lost")), recovery=recovery_policy(max_attempts=0)
-    ) as session:
-        with pytest.raises(ah.AbortedError, match="lost"):
-            await session.run("loss")
-
-
 async def test_a_session_that_gave_up_says_so() -> None:
     """After recovery gave up every use says so, caused by the last error; a loop ends; leaving is neither clean nor a failure."""
     hook = RecordingHook()

@@ -350,17 +350,6 @@ async def test_a_raw_session_stays_in_its_loop() -> None:
     assert await session.run("total") == 0
 
 
-async def test_a_stop_may_be_requested_from_any_thread() -> None:
-    """`request_stop` of a session and of its coordinator are for every thread; they end a wait in the loop."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        waiting = asyncio.create_task(session.until(asyncio.Event().wait()))
-        await ticks()
-        await asyncio.to_thread(session.request_stop, "the thread says so")
-        with refused(ah.StopRequestedError, "the thread says so"):
-            await waiting
-        assert session.should_stop()
-
-
 async def test_runs_of_one_step_function_take_turns() -> None:
     """A step function that makes two runs with hooks at the same time gets both, one after the other, each with its own calls."""
     events: list[str] = []

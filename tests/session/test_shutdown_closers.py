@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import double
@@ -39,33 +39,6 @@ class SlowEnd(ah.SessionRunHook):
 # -- several closers
 
 
-@pytest.mark.parametrize("second", ["block", "aclose"])
-async def test_a_second_close_waits_until_the_first_is_complete(second: str) -> None:
-    """Leaving the block, or another `aclose`, returns only when the `aclose` of a supervisor is complete: `end`, `close`, all."""
-    hook = SlowEnd()
-    supervisors: list[asyncio.Task[None]] = []
-    left: list[list[str]] = []
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [hook]) as session:
-            supervisors.append(asyncio.create_task(session.aclose()))
-            await hook.started.wait()
-            if second == "aclose":
-                await session.aclose()
-                left.append(list(hook.done))
-        left.append(list(hook.done))
-        assert session.status().state == "closed"
-
-    body = asyncio.create_task(use())
-    await hook.started.wait()
-    await ticks(20)
-    assert not body.done()
-    hook.released.set()
-    await body
-    await supervisors[0]
-    assert left == [["end", "close"]] * len(left)
-
-
 async def test_a_block_that_fails_while_another_task_closes() -> None:
     """An error that leaves the block during another task's `aclose` waits for it, and is raised then, the same object."""
     hook, error = SlowEnd(), OSError("late")
@@ -83,24 +56,6 @@ async def test_a_block_that_fails_while_another_task_closes() -> None:
     assert caught.value is error
     await ticks()
     assert hook.done == ["end", "close", "closed"]
-
-
-async def test_a_cancelled_second_closer_still_waits() -> None:
-    """A cancel of the second closer is kept until the first one is complete; it does not end what the first one does."""
-    hook = SlowEnd()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
-        closing = asyncio.create_task(session.aclose())
-        await hook.started.wait()
-        second = asyncio.create_task(session.aclose())
-        await ticks()
-        second.cancel()
-        await ticks(20)
-        assert not second.done()
-        hook.released.set()
-        await asyncio.wait([second])
-        assert second.cancelled()
-        assert hook.done == ["end", "close"]
-        await closing
 
 
 async def test_a_cancelled_second_closer_waits_for_the_grace_period_only() -> None:
@@ -123,29 +78,6 @@ async def test_a_cancelled_second_closer_waits_for_the_grace_period_only() -> No
             assert not closing.done()
             hook.released.set()
             await closing
-
-
-async def test_a_cancelled_first_closer_is_waited_for() -> None:
-    """If the first closer is cancelled, the second one waits until the rest of the closing is done."""
-    released = asyncio.Event()
-
-    async def slow_close(exc: BaseException | None) -> None:
-        await released.wait()
-
-    hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [hook, PhaseHook("close", slow_close)]) as session:
-        first = asyncio.create_task(session.aclose())
-        await ticks(20)
-        second = asyncio.create_task(session.aclose())
-        await ticks()
-        first.cancel()
-        await ticks(20)
-        assert not second.done()
-        released.set()
-        await second
-        assert hook.phases()[-1] == "close"
-        await asyncio.wait([first])
-        assert first.cancelled()
 
 
 async def test_closing_a_session_that_fails_to_open() -> None:
@@ -494,8 +426,8 @@ async def test_a_replaced_coordinator_starts_no_task() -> None:
     ],
     ids=["failure", "cancel"],
 )
-async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseException, reason: str) -> None:
-    """At a failed end background tasks are cancelled once, with the reason as message; `stop_reason` has it, too."""
+async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseException, reason: str, clock: ManualClock) -> None:
+    """At a failed end tasks are cancelled immediately and once, with the reason as message; `stop_reason` has it, too."""
     messages: list[str] = []
     session = ah.AsyncMonitoredSession(double)
 
@@ -518,6 +450,7 @@ async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseExcept
     with pytest.raises(type(error)):
         await use()
     assert messages == [reason] * 6
+    assert clock.now() == 0
     assert session.stop_reason == reason
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 import traceback
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,7 +15,7 @@ from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, recovery_policy
-from tests.support.waiting import fail, fails_after, forever, ticks, until_true
+from tests.support.waiting import fail, fails_after, forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -66,73 +67,32 @@ async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(caplog: pyt
     assert caplog.records[0].getMessage().startswith("session 'trainer': ")
 
 
-async def test_errors_of_closing_are_kept_when_the_caller_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """The caller is cancelled while the session closes: errors of `close`, the raw session and background tasks are kept."""
+@pytest.mark.parametrize("first", ["a task and close", "the block", "end"])
+async def test_errors_are_kept_when_closing_is_cancelled(first: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A cancel while hooks close wins over all errors: of tasks and `close`, the block, `end`; they are in it, and logged."""
     started, released = asyncio.Event(), asyncio.Event()
 
-    async def fails_late(exc: BaseException | None) -> None:
+    async def slow(exc: BaseException | None) -> None:
         started.set()
         await released.wait()
-        raise OSError("disk full")
+        if first == "a task and close":
+            raise OSError("disk full")
+
+    async def end(session: ah.Session) -> None:
+        if first == "end":
+            raise OSError("the last save failed")
 
     async def flush(coord: ah.Coordinator) -> None:
         await coord.wait_for_stop()
-        raise ValueError("not flushed")
+        if first == "a task and close":
+            raise ValueError("not flushed")
 
     async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", fails_late)]) as session:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("end", end), PhaseHook("close", slow)]) as session:
             session.coord.start_soon(flush, session.coord)
             await ticks()
-
-    ending = asyncio.create_task(use())
-    await started.wait()
-    ending.cancel()
-    await ticks()
-    released.set()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await ending
-    for error in ("ValueError('not flushed')", "OSError('disk full')"):
-        assert f"and then: {error}" in shown(caught.value)
-    assert logged(caplog) == ["ValueError('not flushed')", "OSError('disk full')"]
-
-
-async def test_the_error_of_the_block_is_kept_when_closing_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """A cancel during the closing wins over the error of the block, which is its context, and logged."""
-    started, released = asyncio.Event(), asyncio.Event()
-    error = ValueError("the body")
-
-    async def slow(exc: BaseException | None) -> None:
-        started.set()
-        await released.wait()
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", slow)]):
-            raise error
-
-    ending = asyncio.create_task(use())
-    await started.wait()
-    ending.cancel()
-    await ticks()
-    released.set()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await ending
-    assert "ValueError: the body" in shown(caught.value)
-    assert logged(caplog) == ["ValueError('the body')"]
-
-
-async def test_an_error_of_end_is_kept_when_closing_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """A cancel during the closing wins over the error of an `end`, also if the block was left with a clean-end error."""
-    started, released = asyncio.Event(), asyncio.Event()
-
-    async def fails(session: ah.Session) -> None:
-        raise OSError("the last save failed")
-
-    async def slow(exc: BaseException | None) -> None:
-        started.set()
-        await released.wait()
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("end", fails), PhaseHook("close", slow)]):
+            if first == "the block":
+                raise ValueError("the body")
             raise ah.OutOfRangeError("no more")
 
     ending = asyncio.create_task(use())
@@ -142,8 +102,16 @@ async def test_an_error_of_end_is_kept_when_closing_is_cancelled(caplog: pytest.
     released.set()
     with pytest.raises(asyncio.CancelledError) as caught:
         await ending
-    assert "the last save failed" in shown(caught.value)
-    assert logged(caplog) == ["OSError('the last save failed')"]
+    expected = {
+        "a task and close": ["ValueError('not flushed')", "OSError('disk full')"],
+        "the block": ["ValueError('the body')"],
+        "end": ["OSError('the last save failed')"],
+    }[first]
+    assert logged(caplog) == expected
+    if first == "a task and close":
+        assert all(f"and then: {error}" in shown(caught.value) for error in expected)
+    else:
+        assert repr(caught.value.__context__) == expected[0]
 
 
 async def test_a_background_error_is_kept_when_the_body_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,37 +135,6 @@ async def test_a_background_error_is_kept_when_the_body_is_cancelled(caplog: pyt
         await body
     assert "a background task had failed: OSError('cleanup failed')" in shown(caught.value)
     assert logged(caplog) == ["OSError('cleanup failed')"]
-
-
-async def test_errors_of_a_closing_that_was_left_behind_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """A `close` that ends with an error after its session has continued without it: the error is logged."""
-    released, cancels = asyncio.Event(), list[int]()
-
-    async def uncancellable(exc: BaseException | None) -> None:
-        while not released.is_set():
-            try:
-                await released.wait()
-            except asyncio.CancelledError:
-                cancels.append(1)
-        raise OSError("too late")
-
-    async def use() -> None:
-        hook = ah.configure(PhaseHook("close", uncancellable), timeout=1000)
-        async with ah.AsyncMonitoredSession(double, [hook], stop_grace_period_secs=9):
-            pass
-
-    with ManualClock() as clock:
-        ending = asyncio.create_task(use())
-        await ticks(20)
-        ending.cancel()
-        await ticks(20)
-        clock.advance(9)
-        await until_true(lambda: cancels)
-        clock.advance(9)
-        await asyncio.wait([ending])
-        assert ending.cancelled()
-        released.set()
-        await until_true(lambda: "OSError: too late" in caplog.text)
 
 
 async def test_an_error_of_the_run_has_the_background_error_before_it_as_a_note() -> None:
@@ -327,38 +264,56 @@ async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(error: B
 # -- errors stay as they are
 
 
-@pytest.mark.parametrize("wait", ["until", "run", "between", "block"])
-async def test_a_background_error_keeps_its_cause_and_context(wait: str) -> None:
-    """An error of a background task reaches the caller with the cause and the context that it had, out of every wait."""
-    errors: list[ValueError] = []
+@pytest.mark.parametrize("owner", ["session", "coord"])
+@pytest.mark.parametrize("wait", ["until", "run", "feeds", "between", "next run", "block"])
+async def test_a_background_error_comes_out_of_every_wait(wait: str, owner: str) -> None:
+    """The same object, once, with the cause and the context that it had; it is the reason of the stop, and no clean end."""
+    error, hook, ended = ValueError("bad"), RecordingHook(), list[str]()
 
     async def background() -> None:
         await ticks(2)
         try:
             raise KeyError("root")
         except KeyError as cause:
-            errors.append(ValueError("bad"))
-            raise errors[0] from cause
+            raise error from cause
 
     async def step() -> None:
+        try:
+            await forever()
+        finally:
+            ended.append("step")
+
+    async def feeds() -> AsyncIterator[int]:
         await forever()
+        yield 1
+
+    session = ah.AsyncMonitoredSession(step, [hook])
 
     async def use() -> None:
-        async with ah.AsyncMonitoredSession(step) as session:
-            session.start_soon(background)
+        async with session:
+            (session if owner == "session" else session.coord).start_soon(background)
             if wait == "until":
                 await session.until(forever())
             elif wait == "run":
                 await session.run("step")
+            elif wait == "feeds":
+                await anext(session.steps(feeds=feeds()))
             await ticks(10)
+            assert (session.should_stop(), session.status().failure) == (True, repr(error))
             if wait == "between":
                 await session.until(forever())
+            elif wait == "next run":
+                await session.run("step")
+            assert [one async for one in session.steps("step")] == []
 
     with pytest.raises(ValueError, match="bad") as caught:
         await use()
-    assert caught.value is errors[0]
-    assert repr(caught.value.__cause__) == "KeyError('root')"
-    assert repr(caught.value.__context__) == "KeyError('root')"
+    assert caught.value is error
+    assert repr(error.__cause__) == repr(error.__context__) == "KeyError('root')"
+    assert ended == (["step"] if wait == "run" else [])
+    assert hook.closed_with == [error]
+    assert "end" not in hook.phases()
+    assert session.stop_reason == "background task 'background' failed: ValueError('bad')"
 
 
 @pytest.mark.parametrize("wait", ["until", "run", "wait_for_stop"])

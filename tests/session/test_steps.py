@@ -54,33 +54,6 @@ async def test_steps_without_feeds_end_at_the_stop() -> None:
     assert session.stop_reason == "step 4 reached the last step, 4"
 
 
-async def test_a_dead_producer_ends_the_wait_for_the_next_feed() -> None:
-    """While `steps` waits for a feed the failure of a background task ends it with that error."""
-    queue: asyncio.Queue[int] = asyncio.Queue()
-    error = OSError("the producer died")
-
-    async def produce() -> None:
-        await queue.put(1)
-        raise error
-
-    async def feeds() -> AsyncIterator[int]:
-        while True:
-            yield await queue.get()
-
-    hook = RecordingHook(fetches="loss")
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [hook]) as session:
-            session.start_soon(produce)
-            async for _ in session.steps("loss", feeds=feeds()):
-                pass
-
-    with pytest.raises(OSError, match="the producer died") as caught:
-        await use()
-    assert caught.value is error
-    assert hook.closed_with == [error]
-
-
 @pytest.mark.parametrize("error", [OSError("broken"), ah.OutOfRangeError("end")], ids=repr)
 async def test_an_error_of_the_feeds_comes_out_of_the_loop(error: Exception) -> None:
     """An error of the source of feeds comes out of the loop, and ends the session cleanly or not as everywhere."""
