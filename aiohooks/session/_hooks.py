@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 import os
 import weakref
 from collections import Counter
@@ -113,12 +114,13 @@ class HookSet:
         hooks = [one.hook for one in self.registered if is_stateful(one.hook)]
         for hook in sorted(hooks, key=is_numbered):
             name = first = hook.name or type(hook).__name__
+            numbers = itertools.count(2)
             while name in found:
                 if not is_numbered(hook):
                     raise InvalidHookError(
                         f"{found[name]!r} and {hook!r} would both be {name!r} in a checkpoint; give each a `name` of its own"
                     )
-                name = f"{first}#{int(name.removeprefix(first).strip('#') or 1) + 1}"
+                name = f"{first}#{next(numbers)}"
             found[name] = hook
         return found
 

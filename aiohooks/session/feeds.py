@@ -36,10 +36,6 @@ WaitForFeed = Callable[..., Awaitable[None]]
 """Awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
 
 
-class BatchWaitOver(Exception):
-    """Ends the wait for the rest of a batch."""
-
-
 class _Source:
     """What each source has: the elements that were taken and not used, and a note of those that made steps."""
 
@@ -107,39 +103,30 @@ class QueueFeeds(_Source):
         self._producers = producers
         self._batch = batch
         self._max_wait_secs = max_wait_secs
-        self._root = supervisor.root
         self._ended = False
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         """Wait until there is an element, and then for the rest of its batch. What was taken stays here if this is cancelled."""
-        ends_at: float | None = None
+        root, ends_at = self._supervisor.root, None
         while len(self._left) < (self._batch or 1) and not self._ended:
             if not self._queue.empty():
                 self._left.append(self._queue.get_nowait())
-            elif not self._left:
-                await self._wait_for_one(wait_for)
-            else:
-                now, most = current_clock().now(), self._max_wait_secs
-                if ends_at is None and most is not None:
-                    ends_at = now + most
-                if ends_at is not None and now >= ends_at:
-                    break
-                try:
-                    await self._wait_for_one(wait_for, None if ends_at is None else ends_at - now)
-                except (StopRequestedError, BatchWaitOver):
-                    if self._root.should_stop():
-                        raise
-                    break  # the rest is not to come
-
-    async def _wait_for_one(self, wait_for: WaitForFeed, secs: float | None = None) -> None:
-        """Wait for an element. Without its producers, a queue ends in a drain when it is empty."""
-        drains = self._producers is None and self._root.drain_reason is None
-        producers = self._producers or (() if self._root.should_drain() else None)
-        try:
-            await wait_for(self._get(), producers, drain=drains, secs=secs)
-        except StopRequestedError:
-            if not drains or self._root.should_stop():
-                raise
+                continue
+            now = current_clock().now()
+            if self._left and ends_at is None and self._max_wait_secs is not None:
+                ends_at = now + self._max_wait_secs
+            if ends_at is not None and now >= ends_at:
+                break
+            # Without its producers, a queue ends in a drain when it is empty.
+            drains = self._producers is None and root.drain_reason is None
+            producers = self._producers or (() if root.should_drain() else None)
+            try:
+                await wait_for(self._get(), producers, drain=drains, secs=None if ends_at is None else ends_at - now)
+            except StopRequestedError:
+                if root.should_stop() or not (drains or self._left):
+                    raise
+                if not drains:
+                    break  # the rest of the batch is not to come
 
     async def _get(self) -> None:
         try:
@@ -164,11 +151,10 @@ class QueueFeeds(_Source):
 
 
 class _Taken(NamedTuple):
-    """An element, and the states of the feeds before and behind it, if they have any."""
+    """An element, and the state of the feeds before it, if they have any."""
 
     element: Any
     before: Any
-    behind: Any
 
 
 class FeedsAhead(_Source, Waiting):
@@ -185,16 +171,14 @@ class FeedsAhead(_Source, Waiting):
         self, feeds: AsyncIterable[Any] | Iterable[Any], ahead: int, *, thread: bool, supervisor: SessionSupervisor
     ) -> None:
         super().__init__(supervisor)
-        self._feeds = feeds
+        self.feeds: AsyncIterable[Any] | Iterable[Any] = feeds
         self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
         self._ahead = ahead
         self._thread = thread
         self._left: deque[_Taken]
         self._read_state: Any = None
         """The state of the feeds behind the element that was read last."""
-        self._asked_state: Any = None
-        """The same of the one that was asked for last."""
-        self._in_use: dict[asyncio.Task[Any], _Taken] = {}
+        self.in_use: dict[asyncio.Task[Any], _Taken] = {}
         """The elements that runs of these tasks use, or are about to."""
         self._failure: Exception | None = None
         self._ended = False
@@ -230,14 +214,12 @@ class FeedsAhead(_Source, Waiting):
             await wait_for(self._wait_ready())
 
     async def _wait_ready(self) -> None:
-        if self.is_ready:
-            return
         self._asking += 1
         self._notify_change()
         try:
             while not self.is_ready:
                 if self._reader is None and not self._restoring:
-                    self._read_state = self._asked_state = self._feeds_state()
+                    self._read_state = self._feeds_state()
                     if self not in self._supervisor.feeds:
                         self._supervisor.feeds.append(self)
                     self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
@@ -259,43 +241,41 @@ class FeedsAhead(_Source, Waiting):
             if self in self._supervisor.feeds:
                 self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
-        taken = self._in_use[current_task()] = self._left.popleft()
-        self._asked_state = taken.behind
+        taken = self.in_use[current_task()] = self._left.popleft()
         self._notify_change()
         return taken.element
 
     def put_back(self, element: Any) -> None:
-        taken = self._in_use.pop(current_task(), None)
+        taken = self.in_use.pop(current_task(), None)
         if taken is None:
             return  # these feeds were restored meanwhile
         if self._reader is None and self._stateful is not None:
             self._stateful.load_state_dict(taken.before)
         else:
             self._left.appendleft(taken)
-        self._asked_state = taken.before
 
     def use(self, element: Any) -> None:
-        self._in_use.pop(current_task(), None)
+        self.in_use.pop(current_task(), None)
         if not self._supervisor.are_tracked(self):
             super().use(element)
 
-    def is_one_of(self, ones: Iterable[object]) -> bool:
-        """Return whether the feeds are one of these objects."""
-        return any(one is self._feeds for one in ones)
-
-    def is_used_by(self, task: asyncio.Task[Any]) -> bool:
-        return task in self._in_use
-
     def knows_state_of(self, one: object) -> bool:
         """Return whether `one` are these feeds, and their own state may be ahead of what was used."""
-        return one is self._feeds and (self._reader is not None or bool(self._in_use))
+        return one is self.feeds and (self._reader is not None or bool(self.in_use))
 
     def used_state(self) -> Any:
         """Return the state of the feeds behind what committed runs have used."""
-        for task, taken in self._in_use.items():
-            if not self._supervisor.has_committed(task):
+        scope = self._state.waits.scope
+        committed = self._state.runner if scope is not None and scope.committed else None
+        for task, taken in self.in_use.items():
+            if task is not committed:
                 return taken.before
         return self._feeds_state() if self._reader is None else self._asked_state
+
+    @property
+    def _asked_state(self) -> Any:
+        """The state of the feeds behind the element that was asked for last."""
+        return self._left[0].before if self._left else self._read_state
 
     async def stop_reading(self) -> None:
         """Stop reading feeds whose state is about to be restored; they are read anew from there, after `continue_reading`."""
@@ -310,8 +290,8 @@ class FeedsAhead(_Source, Waiting):
     def note_restored(self) -> None:
         """Note that the feeds were given the state of a checkpoint: what is in use comes again."""
         self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
-        self._supervisor.set_back.update(self._in_use)
-        self._in_use.clear()
+        self._supervisor.set_back.update(self.in_use)
+        self.in_use.clear()
 
     def continue_reading(self) -> None:
         """Read on for those who wait, from the state that the feeds have now."""
@@ -337,7 +317,7 @@ class FeedsAhead(_Source, Waiting):
 
     async def _take_all(self) -> None:
         """Take the elements in one task: what a generator has around its `yield`, such as a time limit, belongs to a task."""
-        iterator: Any = aiter(self._feeds) if isinstance(self._feeds, AsyncIterable) else iter(self._feeds)
+        iterator: Any = aiter(self.feeds) if isinstance(self.feeds, AsyncIterable) else iter(self.feeds)
         try:
             while await self._take_next(iterator):
                 pass
@@ -356,13 +336,12 @@ class FeedsAhead(_Source, Waiting):
         """Take the next element when there is room for it; return whether there was one."""
         while len(self._left) >= max(self._ahead, bool(self._asking)):
             await self._wait_for_change()
-        if self._is_draining(self._feeds):
+        if self._is_draining(self.feeds):
             return False
-        taken: list[_Taken] = []
+        taken: list[tuple[Any, Any]] = []
 
         def note(element: Any) -> None:
-            before, self._read_state = self._read_state, self._feeds_state()
-            taken.append(_Taken(element, before, self._read_state))
+            taken.append((element, self._feeds_state()))
 
         def take() -> None:
             self._taking = True
@@ -374,21 +353,24 @@ class FeedsAhead(_Source, Waiting):
         try:
             observers = self._supervisor.state.observers if self._ahead or self._thread else ()
             with observing(observers, "prefetch", "take a feed"):
-                if isinstance(self._feeds, AsyncIterable):
+                if isinstance(self.feeds, AsyncIterable):
                     note(await anext(iterator, _END))
                 elif self._thread:
                     await to_thread(take, grace_secs=self._supervisor.grace_secs)
                 else:
                     take()
         finally:  # a thread ends with its element, also after a cancel
-            self._left.extend(one for one in taken if one.element is not _END)
+            for element, behind in taken:
+                if element is not _END:
+                    self._left.append(_Taken(element, self._read_state))
+                    self._read_state = behind
             self._notify_change()
-        return taken[0].element is not _END
+        return taken[0][0] is not _END
 
     async def _close(self, iterator: Any) -> None:
         """Close what was made for this loop, and generators; a thread that has hung still uses its iterator."""
-        is_generator = isinstance(self._feeds, Generator | AsyncGenerator)
-        if self._taking or (iterator is self._feeds and not is_generator):
+        is_generator = isinstance(self.feeds, Generator | AsyncGenerator)
+        if self._taking or (iterator is self.feeds and not is_generator):
             return
         if hasattr(iterator, "aclose"):
             await iterator.aclose()

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import logging
 import weakref
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from aiohooks._aio.backoff import Backoff
@@ -204,23 +203,15 @@ class SessionSupervisor:
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed, for a policy that returns its result."""
-        if self._policy.after_commit == "return" or self._uses_tracked_feeds():
+        uses_tracked = any(self.state.runner in feeds.in_use and self.are_tracked(feeds) for feeds in self.feeds)
+        if self._policy.after_commit == "return" or uses_tracked:
             epoch = session.global_step.latest.epoch
             self.committed = CommittedRun(result, Position(epoch, session.committed_step))
 
     def are_tracked(self, feeds: FeedsAhead) -> bool:
         """Return whether a recovery that restores the session sets these feeds back."""
-        session = self.state.session
-        return session is not None and feeds.is_one_of(_tracked(session))
-
-    def has_committed(self, task: asyncio.Task[Any]) -> bool:
-        """Return whether a run of `task` is in progress that has been committed."""
-        scope = self.state.waits.scope
-        return self.state.runner is task and scope is not None and scope.committed
-
-    def _uses_tracked_feeds(self) -> bool:
-        task = self.state.runner
-        return task is not None and any(feeds.is_used_by(task) and self.are_tracked(feeds) for feeds in self.feeds)
+        tracked = getattr(self.state.session, "tracked", {})  # a session of another class may have none
+        return any(one is feeds.feeds for one in tracked.values())
 
     async def recover(self, error: BaseException) -> CommittedRun | None:
         """Replace the session after `error` came out of a run.
@@ -413,7 +404,7 @@ class SessionSupervisor:
             created.inherit_grace_secs(self.grace_secs)
             restore_hooks(created)
             for feeds in self.feeds:
-                if created.restored is not None and feeds.is_one_of(_tracked(created)):
+                if created.restored is not None and self.are_tracked(feeds):
                     feeds.note_restored()  # before a hook can fail: what is in use comes again
             self._say_what_is_gone(created)
         await self._hooks.after_create_session(session, self.coord)
@@ -428,7 +419,8 @@ class SessionSupervisor:
         if reached < 0:
             return  # the first session
         if session.restored is None:
-            kept = [name for name, one in session.tracked.items() if not any(each.is_one_of([one]) for each in feeds)]
+            fed: list[object] = [one.feeds for one in feeds]
+            kept = [name for name, one in session.tracked.items() if all(one is not each for each in fed)]
             if kept:
                 names = ", ".join(map(repr, kept))
                 _logger.warning("%s: continues with the tracked objects %s as the failed run has left them", label, names)
@@ -437,7 +429,7 @@ class SessionSupervisor:
         self._reached, self.fed_step = step, min(fed_step, step)
         if step >= reached:
             return
-        are_set_back = any(one.is_one_of(_tracked(session)) for one in feeds)
+        are_set_back = any(map(self.are_tracked, feeds))
         steps = f"{reached - step} step{'s' if reached - step > 1 else ''}"
         text = f"went back from step {reached} to step {step}, that of {session.restored.checkpoint.path}: {steps}"
         if fed_step <= step and (are_set_back or not self._was_fed):
@@ -458,8 +450,3 @@ class SessionSupervisor:
         """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""
         known = next((feeds for feeds in self.feeds if feeds.knows_state_of(one)), None)
         return one.state_dict() if known is None else known.used_state()
-
-
-def _tracked(session: Session) -> Collection[object]:
-    """Return the objects whose states are restored with a session; one of another class may have none."""
-    return getattr(session, "tracked", {}).values()

@@ -19,7 +19,7 @@ from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
 from aiohooks.session._state import close_unawaited
-from aiohooks.session.feeds import BatchWaitOver, FeedsAhead, FeedWait, PlainFeeds, QueueFeeds
+from aiohooks.session.feeds import FeedsAhead, FeedWait, PlainFeeds, QueueFeeds
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.producers import Producer, Producers, checked_producers
 from aiohooks.session.recovery import FeedsSetBack, SessionSupervisor
@@ -160,17 +160,13 @@ class Steps(Generic[T_co]):
                 raise InvalidArgumentError(f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well")
             self._source = QueueFeeds(feeds, producers, batch, max_wait_secs, supervisor)
             return
-        if producer is not None:
-            # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
-            raise InvalidArgumentError(
-                f"producer is for feeds out of an asyncio.Queue, and feeds is {safe_repr(what)}; in an async generator, wait for "
-                "the producer with `await session.until(queue.get(), producer=...)`"
-            )
-        if batch is not None or max_wait_secs is not None:
-            raise InvalidArgumentError(
-                f"batch is {batch}, max_wait_secs is {max_wait_secs}, and feeds is {safe_repr(what)}; they are for an "
-                "asyncio.Queue, and other feeds give batches themselves"
-            )
+        for name, given in (("producer", producer), ("batch", batch), ("max_wait_secs", max_wait_secs)):
+            if given is not None:
+                # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
+                raise InvalidArgumentError(
+                    f"{name} is {safe_repr(given)}, and feeds is {safe_repr(what)}; it is for an asyncio.Queue: an async "
+                    "generator gives batches itself, and waits with `await session.until(queue.get(), producer=...)`"
+                )
         if feeds is None:
             return
         if not is_iterable:
@@ -257,7 +253,8 @@ class Steps(Generic[T_co]):
         feed_wait = FeedWait(state, self._start_recovery)
         timer = None
         if secs is not None:
-            timer = current_clock().call_later(secs, lambda: Overlap.end(feed_wait, BatchWaitOver()))
+            late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
+            timer = current_clock().call_later(secs, lambda: Overlap.end(feed_wait, late))
         try:
             with observing(state.observers, "feed", "next feed"):
                 await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait, producers, drain=drain))
