@@ -34,6 +34,7 @@ from tests.fuzz._harness import scratch
 from tests.fuzz.simulation.cluster import Cluster, Program
 from tests.fuzz.simulation.scenario import Scenario
 from tests.fuzz.simulation.virtual_time import Process, World
+from tests.support.hooks import PhaseHook
 
 _PROGRESS_SECS = 60.0
 """How long after the faults the next step may take."""
@@ -79,23 +80,8 @@ class _ProcessFiles(Seam):
         self._fds.clear()
 
 
-class _Model:
-    """Counts its steps."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps."""
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a number of steps."""
-        self.steps = state["steps"]
-
-
-class _Numbers:
-    """Feeds: the numbers from 1, as far as a training gets."""
+class _Count:
+    """Counts: the steps of a model; or, as feeds, the numbers from 1, as far as a training gets."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -165,19 +151,22 @@ class TrainingCluster(Cluster):
     # Programs.
 
     async def _train(self, process: Process, store: SharedStepStore) -> None:
-        chance, model, numbers = self.world.chance, _Model(), _Numbers()
+        chance, model, numbers = self.world.chance, _Count(), _Count()
         is_tracked = chance.random() < 0.7
 
         async def train(number: int) -> dict[str, int]:
             await sleep(chance.expovariate(1 / self.pace_secs))
             self.fail_sometimes("before the step")
-            model.steps += 1
-            if is_tracked and number != model.steps:
-                self.report(process, f"number {number} makes step {model.steps}")
+            model.last += 1
+            if is_tracked and number != model.last:
+                self.report(process, f"number {number} makes step {model.last}")
             if not is_tracked:
-                numbers.last = model.steps  # fed anew from there, when the program is started again
+                numbers.last = model.last  # fed anew from there, when the program is started again
             self.fail_sometimes("in the step")
-            return {"steps": model.steps}
+            return {"steps": model.last}
+
+        async def fail_behind_save(*_: object) -> None:
+            self.fail_sometimes("behind the save")
 
         async def use() -> None:
             async for _ in steps:
@@ -194,7 +183,7 @@ class TrainingCluster(Cluster):
         watch = _Watch(self, process, model, numbers, is_tracked)
         hooks: list[Any] = [
             watch,
-            ah.configure(_Fails(self), order=200),
+            ah.configure(PhaseHook("after_run", fail_behind_save), order=200),
             ah.CheckpointSaverHook(every=ah.Every(steps=3), listeners=[_Saves(self, process)]),
         ]
         try:
@@ -243,7 +232,7 @@ class TrainingCluster(Cluster):
         if process.alive:
             self.history.violations.append(f"{process} at {self.world.now:.3f}: {what}")
 
-    def on_restored(self, process: Process, restored: Any, model: _Model, numbers: _Numbers) -> None:
+    def on_restored(self, process: Process, restored: Any, model: _Count, numbers: _Count) -> None:
         """A session has begun."""
         if restored is None:
             if self.durable >= 0:
@@ -253,8 +242,8 @@ class TrainingCluster(Cluster):
         self.world.trace(process, "restored", one.sequence, one.step)
         if one.sequence < self.durable:
             self.report(process, f"restored checkpoint {one.sequence}, though {self.durable} was saved")
-        if not model.steps == numbers.last == one.step:
-            self.report(process, f"the checkpoint of step {one.step} has {model.steps} steps, and number {numbers.last}")
+        if not model.last == numbers.last == one.step:
+            self.report(process, f"the checkpoint of step {one.step} has {model.last} steps, and number {numbers.last}")
 
     def on_saved(self, process: Process, sequence: int, step: int) -> None:
         """A save has returned."""
@@ -278,7 +267,7 @@ class TrainingCluster(Cluster):
 class _Watch(ah.SessionRunHook):
     """Reports what a trainer restores and makes."""
 
-    def __init__(self, cluster: TrainingCluster, process: Process, model: _Model, numbers: _Numbers, is_tracked: bool) -> None:
+    def __init__(self, cluster: TrainingCluster, process: Process, model: _Count, numbers: _Count, is_tracked: bool) -> None:
         self._cluster, self._process, self._model, self._numbers = cluster, process, model, numbers
         self._is_tracked = is_tracked
         self._last = 0
@@ -292,19 +281,8 @@ class _Watch(ah.SessionRunHook):
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         """Report the step."""
         self._last = run_context.global_step
-        self._cluster.on_step(self._process, run_context.global_step, self._model.steps)
+        self._cluster.on_step(self._process, run_context.global_step, self._model.last)
         self._cluster.fail_sometimes("before the save")
-
-
-class _Fails(ah.SessionRunHook):
-    """Fails behind the save."""
-
-    def __init__(self, cluster: TrainingCluster) -> None:
-        self._cluster = cluster
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        """Fail sometimes."""
-        self._cluster.fail_sometimes("behind the save")
 
 
 class _Saves(ah.CheckpointSaverListener):
