@@ -516,11 +516,16 @@ class Wait(Overlap, Generic[T]):
             self.start(0, call, (awaitable,), {}, self.what, own=own)
             await self.wait()
         except BaseException:
-            if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
-                awaitable.close()  # ended before its task has begun
+            close_unawaited(awaitable)  # ended before its task has begun
             raise
         result: T = self.results[0]
         return result
+
+
+def close_unawaited(awaitable: object) -> None:
+    """Close a coroutine that will not be awaited, or Python warns about it."""
+    if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
+        awaitable.close()
 
 
 async def _result(awaitable: Awaitable[T]) -> T:

@@ -22,7 +22,7 @@ from aiohooks._aio.cancel import new_task, running_loop
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.observers import Observer
-from aiohooks._aio.overlap import RunWaits, Wait
+from aiohooks._aio.overlap import RunWaits, Wait, close_unawaited
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_secs
 from aiohooks.errors import (
@@ -468,9 +468,3 @@ async def end_tasks(owners: Sequence[TaskOwner], stop_grace_secs: float, cancel_
         if not await ended(cancel_grace_secs):
             names = "; ".join(described().values())
             _logger.warning("%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names)
-
-
-def close_unawaited(awaitable: object) -> None:
-    """Close a coroutine that will not be awaited, or Python warns about it."""
-    if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
-        awaitable.close()

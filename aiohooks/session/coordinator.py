@@ -9,11 +9,11 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.observers import Observer, observing
-from aiohooks._aio.overlap import Wait
+from aiohooks._aio.overlap import Wait, close_unawaited
 from aiohooks._diagnostics import describe_awaitable
 from aiohooks._validate import check_callable, check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, NestedRunError, raise_unchanged
-from aiohooks.session._state import SessionState, TaskOwner, close_unawaited, end_tasks
+from aiohooks.session._state import SessionState, TaskOwner, end_tasks
 from aiohooks.session.producers import Producer, checked_producers
 from aiohooks.session.status import SessionStatus
 

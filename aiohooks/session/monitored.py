@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import LoopClock, current_clock, monotonic_now, quick_now
-from aiohooks._aio.overlap import Wait
+from aiohooks._aio.overlap import Wait, close_unawaited
 from aiohooks._aio.run_scope import RunScope
 from aiohooks._diagnostics import warn_if_blocked
 from aiohooks._validate import check_instance, check_mapping, check_secs
@@ -31,7 +31,6 @@ from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, RunLock
 from aiohooks.session._shutdown import Shutdown, swallows
-from aiohooks.session._state import close_unawaited
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypedDict, 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.observers import observing
-from aiohooks._aio.overlap import Overlap
+from aiohooks._aio.overlap import Overlap, close_unawaited
 from aiohooks._validate import check_callable, check_secs, checked_int
 from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock
-from aiohooks.session._state import close_unawaited
 from aiohooks.session.feeds import FeedsAhead, FeedWait, PlainFeeds, QueueFeeds
 from aiohooks.session.hook import SessionRunArgs
 from aiohooks.session.producers import Producer, Producers, checked_producers
