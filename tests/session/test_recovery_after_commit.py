@@ -44,6 +44,18 @@ async def test_after_run_of_a_committed_run_fails(policy: ah.RecoveryPolicy, sus
     assert session.status().recoveries == 1
 
 
+async def test_an_earlier_failure_is_not_mistaken_for_this_one() -> None:
+    """A run that fails before its commit does not return what an earlier one committed."""
+    errors: dict[tuple[str, int], BaseException] = {("after_run", 1): LOST, ("before_run", 2): ah.UnavailableError("away")}
+
+    async def step(batch: int) -> dict[str, int]:
+        return {"loss": batch}
+
+    async with ah.AsyncMonitoredSession(step, [FaultInjectionHook(errors)], recovery=RETURN) as session:
+        assert [loss async for loss in session.steps("loss", feeds=[1, 2, 3])] == [1, 2, 3]
+    assert session.global_step.latest.step == 3
+
+
 async def test_a_background_task_fails_during_after_run() -> None:
     """A background task that fails while `after_run` waits interrupts a run that had been committed; it is returned."""
     inside, made = asyncio.Event(), 0
