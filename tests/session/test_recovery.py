@@ -220,6 +220,29 @@ async def test_a_background_task_that_is_lost_is_recovered() -> None:
             task.cancel()
 
 
+async def test_a_task_of_the_whole_session_is_not_recovered() -> None:
+    """What `session.start_soon` started cannot be started again: its failure, of whatever type, ends the session."""
+    error = ah.AbortedError("lost")
+
+    async def lose() -> None:
+        raise error
+
+    async def step() -> None:
+        await asyncio.Event().wait()
+
+    session = ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF)
+
+    async def use() -> None:
+        async with session:
+            session.start_soon(lose)
+            await session.run("step")
+
+    with pytest.raises(ah.AbortedError, match="lost") as caught:
+        await use()
+    assert caught.value is error
+    assert session.status().recoveries == 0
+
+
 async def test_a_stop_outlives_a_recovery() -> None:
     """A stop requested of the coordinator of a lost session is recorded after the recovery, with its reason."""
 
