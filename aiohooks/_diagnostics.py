@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import types
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
@@ -163,20 +164,18 @@ def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
 class BlockedLoopWatch:
     """A thread that pings the event loop every `secs` seconds, and reports a block when no answer comes within `secs`.
 
-    A loop that only waits answers, so it is never reported. A block shorter than `secs` is not noticed; one that lasts twice
-    as long always is. The time is real time, not the current clock's.
+    A loop that only waits is not woken, and never reported. A block shorter than `secs` is not noticed; one that lasts twice as
+    long always is. The time is real time, not the current clock's.
     """
 
-    def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object], *, pings_waiting: bool = True) -> None:
+    def __init__(self, secs: float, on_blocked: Callable[[Frames, float], object]) -> None:
         """Create a watch of the running loop, in its thread.
 
         `on_blocked` is called in the watching thread, once for each block, with the frames that the loop is running, the
-        outermost first, and for how long it has not answered; the watch ends when it returns True. With `pings_waiting=False`
-        a loop that only waits is not woken.
+        outermost first, and for how long it has not answered; the watch ends when it returns True.
         """
         self._secs = secs
         self._on_blocked = on_blocked
-        self._pings_waiting = pings_waiting
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._answered = threading.Event()
@@ -196,7 +195,7 @@ class BlockedLoopWatch:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._secs) and not self._loop.is_closed():
-            if not (self._pings_waiting or self._frames()):
+            if not self._frames():
                 continue
             self._answered.clear()
             if self._stopped.is_set():
@@ -207,32 +206,21 @@ class BlockedLoopWatch:
             except RuntimeError:  # the loop has been closed meanwhile
                 return
             if not self._answered.wait(self._secs):
-                if self._report_block(asked):
+                frames = self._frames()
+                if frames and self._on_blocked(frames, time.perf_counter() - asked) is True:
                     return
                 while not self._answered.wait(self._secs) and not self._loop.is_closed():
                     pass  # the same block, which has been reported
 
-    def _report_block(self, asked: float) -> bool:
-        frames = self._frames()
-        return bool(frames) and self._on_blocked(frames, time.perf_counter() - asked) is True
-
     def _frames(self) -> Frames:
         """Return the frames that the loop is running, the outermost first; none if it waits."""
-        innermost = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        return () if innermost is None or not self._loop.is_running() else _running_frames(innermost)
-
-
-def _running_frames(innermost: types.FrameType) -> Frames:
-    """Return the frames that a loop is running, the outermost first; none if it is waiting for events."""
-    caller = innermost.f_back
-    if caller is None or _is_loop(innermost) or (innermost.f_code.co_name == "select" and _is_loop(caller)):
-        return ()
-    frames: list[types.FrameType] = []
-    frame: types.FrameType | None = innermost
-    while frame is not None and not _is_loop(frame):
-        frames.append(frame)
-        frame = frame.f_back
-    return tuple(reversed(frames))
+        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        frames: deque[types.FrameType] = deque()
+        while frame is not None and self._loop.is_running() and not _is_loop(frame):
+            frames.appendleft(frame)
+            frame = frame.f_back
+        waits = len(frames) == 1 and frames[0].f_code.co_name == "select"
+        return () if waits else tuple(frames)
 
 
 def _is_loop(frame: types.FrameType) -> bool:
@@ -247,7 +235,7 @@ _watches: dict[asyncio.AbstractEventLoop, tuple[BlockedLoopWatch, int]] = {}
 def warn_if_blocked() -> Callable[[], None]:
     """Log, once, where the running loop is blocked for long, until the returned function is called; also by several sessions."""
     loop = asyncio.get_running_loop()
-    watch, users = _watches.get(loop) or (BlockedLoopWatch(_BLOCKED_SECS, _warn_of_block, pings_waiting=False), 0)
+    watch, users = _watches.get(loop) or (BlockedLoopWatch(_BLOCKED_SECS, _warn_of_block), 0)
     if users == 0:
         watch.start()
     _watches[loop] = watch, users + 1

@@ -4,8 +4,8 @@
 
 Each program makes its hooks with random schedules (steps, seconds of a manual clock, given steps), keep policies and evaluations,
 and runs once without a cut, and once with some: a stop, a kill (what is on the disk at some moment is all that is left), and
-failures of a step and of a hook. Stop step and reason, weights, evaluations, records, log lines, rates, the history and the
-checkpoints that are kept must be equal.
+failures of a step and of a hook; except after a kill, the same hooks are used again. Stop step and reason, weights, evaluations,
+records, log lines, rates, the history and the checkpoints that are kept must be equal.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Program:
     every: dict[str, ah.Every]
     keep: KeepPolicy
     mode: Any
+    at_begin: bool
     at_end: bool
     patience: int
     save_on_error: bool
@@ -98,7 +99,8 @@ def generate(seed: int, number: int) -> Program:
     if rng.random() < 0.5:  # so that checkpoints have evaluations
         schedules["evaluate"] = schedules["save"]
     mode = rng.choice(["inline", "background"])
-    return Program(number, steps, cuts, schedules, keep, mode, rng.random() < 0.7, rng.randint(2, 6), rng.random() < 0.3)
+    ends = rng.random() < 0.3, rng.random() < 0.7
+    return Program(number, steps, cuts, schedules, keep, mode, *ends, rng.randint(2, 6), rng.random() < 0.3)
 
 
 class Data:
@@ -127,6 +129,11 @@ class Trial:
         self.found: dict[str, dict[int, Any]] = {name: {} for name in ("evaluate", "log", "other log", "rate", "call")}
         self.fails_at: dict[str, int] = {}
         self.killed = Path(f"{folder}-killed")
+        self._new_process()
+
+    def _new_process(self) -> None:
+        self.data = Data()
+        self.hooks = self._make_hooks(self.data)
 
     def _graph(self) -> ah.Graph:
         graph = ah.Graph()
@@ -153,7 +160,7 @@ class Trial:
 
         return graph
 
-    def _hooks(self, data: Data) -> list[Any]:
+    def _make_hooks(self, data: Data) -> list[Any]:
         program, every, graph_values = self.program, self.program.every, {"loss": "loss", "count": "count"}
 
         def line(name: str) -> Callable[[dict[str, Any]], str]:
@@ -169,6 +176,7 @@ class Trial:
             evaluate,
             every=every["evaluate"],
             mode=program.mode,
+            at_begin=program.at_begin,
             at_end=program.at_end,
             # In the background it depends on turns of the loop at which step a result comes.
             on_result=[self.found["evaluate"].__setitem__, *([stopping.report] if program.mode == "inline" else [])],
@@ -191,6 +199,7 @@ class Trial:
             self.evaluator,
             stopping,
             ah.EarlyStoppingHook("loss", patience_secs=20.0 * program.patience, every=every["stop"], name="by seconds"),
+            ah.EarlyStoppingHook("loss", patience_steps=3 * program.patience, every=every["log"], name="by steps"),
             self.history,
             ah.CSVHook(self.folder / "run.csv", graph_values, every=every["csv"]),
             ah.JSONLinesHook(self.folder / "run.jsonl", graph_values, every=every["json"]),
@@ -202,7 +211,9 @@ class Trial:
             ah.FeedFnHook(lambda: {"scale": 1 + data.position % 3}),
             self.profiler,
             ah.CheckpointSaverHook(
-                every=every["save"], metrics={"loss": "loss"}, save_on_error=program.save_on_error and not self.fails_at
+                every=every["save"],
+                metrics={"loss": "loss"},
+                save_on_error=program.save_on_error and "failing hook" not in dict(program.cuts),
             ),
             ah.configure(ah.LambdaHook(after_run=fail), order=1),
             ah.StopAtStepHook(last_step=program.steps),
@@ -218,27 +229,28 @@ class Trial:
         if self.killed.exists():
             shutil.rmtree(self.folder)
             self.killed.rename(self.folder)
+            self._new_process()
 
     async def run(self, cut: tuple[str, int] | None) -> str | None:
         """Run until the cut or the end; return why the run ended, None if it was cut."""
         kind, at = cut or ("", 0)
-        data, rng = Data(), random.Random(f"{self.program.number} {cut}")
+        rng = random.Random(f"{self.program.number} {cut}")
         self.fails_at = {kind: at} if kind.startswith("failing") else {}
         creator = ah.ChiefSessionCreator(
             self._graph(),
-            scaffold=ah.Scaffold(tracked={"data": data}),
+            scaffold=ah.Scaffold(tracked={"data": self.data}),
             checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=self.program.keep),
         )
         assert creator._saver is not None
         try:
-            async with ah.AsyncMonitoredSession(creator, self._hooks(data)) as session:
+            async with ah.AsyncMonitoredSession(creator, self.hooks) as session:
                 start = session.global_step.latest.step
                 for name, found in self.found.items():
                     # An evaluation before the first run was made since then.
                     late = [step for step in found if step > start + (name == "evaluate" and step in self.evaluator.results)]
                     for step in late:
                         del found[step]
-                async for _ in session.steps("train", feeds=data):
+                async for _ in session.steps("train", feeds=self.data):
                     if session.global_step.latest.step == at and kind in ("stop", "kill"):
                         if kind == "stop":
                             session.request_stop("cut")

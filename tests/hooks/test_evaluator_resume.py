@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,37 +108,6 @@ async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinis
     assert gate.ended == [2, 4]
 
 
-def evaluator(mode: Any) -> EvaluatorHook:
-    return EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_begin=True, at_end=False)
-
-
-@both_modes
-@pytest.mark.parametrize("runs", [0, 3, 4, 5])
-async def test_a_resumed_run_evaluates_the_same_steps(mode: Any, runs: int) -> None:
-    """Cut anywhere and resumed, the same steps are evaluated once each; `at_begin` does not apply to the second part."""
-    first, second = evaluator(mode), evaluator(mode)
-    found = [*await results_of(first, runs)]
-    state = first.state_dict()
-    found += await results_of(second, 10 - runs, RestoringHook(second, state), start=runs)
-    assert found == [0, 4, 8]
-
-
-@both_modes
-async def test_an_unfinished_evaluation_in_the_saved_state_is_made(mode: Any) -> None:
-    """An evaluation that was due and unfinished in the saved state is made before the first run, on the restored values."""
-    gate = GatedEvaluation()
-    first = EvaluatorHook(gate, every=ah.Every(steps=4), mode="background", at_end=False)
-    async with ah.AsyncMonitoredSession(counting_graph(), [first]) as session:
-        for _ in range(5):
-            await session.run("train")
-        state = first.state_dict()
-        gate.release()
-    assert {**state, "counted_secs": 0} == {"evaluated_step": None, "counted_from": 4, "counted_secs": 0, "unfinished": True}
-    for restored in (4, 5):
-        second = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
-        assert [*await results_of(second, 1, RestoringHook(second, state), start=restored)] == [restored]
-
-
 @both_modes
 async def test_a_state_saved_before_the_hooks_turn(mode: Any) -> None:
     """A state that was saved at a boundary before this hook's turn counts from the previous boundary: it is due immediately."""
@@ -162,57 +129,3 @@ def test_an_invalid_state_is_refused() -> None:
     """The state of another hook is refused, with the missing key."""
     with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'counted_from'"):
         EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})
-
-
-class Loader:
-    """Passes over four numbers that continue from a saved state."""
-
-    def __init__(self) -> None:
-        self.position = 0
-
-    def __len__(self) -> int:
-        return 4
-
-    def __iter__(self) -> Iterator[int]:
-        while True:
-            self.position += 1
-            yield (self.position - 1) % len(self)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
-
-
-@pytest.mark.parametrize("prefetch", [0, 3])
-async def test_every_pass_over_the_data(tmp_path: Path, prefetch: int) -> None:
-    """`Every(steps=len(loader))` is due behind the last element of each pass, also in a run that is resumed within one."""
-    last: dict[int, int] = {}
-    saved = list[int]()
-
-    class Listener(ah.CheckpointSaverListener):
-        async def after_save(self, session: ah.Session, global_step: int) -> None:
-            saved.append(global_step)
-
-    async def step(number: int) -> int:
-        last[session.global_step.latest.step + 1] = number
-        return number
-
-    async def score(evaluation: ah.hooks.Evaluation) -> int:
-        return last[evaluation.step]
-
-    for last_step in (6, 17):
-        loader = Loader()
-        hook = EvaluatorHook(score, every=ah.Every(steps=len(loader)), at_end=False)
-        saving = ah.CheckpointSaverHook(
-            every=ah.Every(steps=2 * len(loader)), save_on_begin=False, background=False, listeners=[Listener()]
-        )
-        creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
-        hooks = [hook, saving, ah.StopAtStepHook(last_step=last_step)]
-        async with ah.AsyncMonitoredSession(creator, hooks) as session:
-            async for _ in session.steps("step", feeds=loader, prefetch=prefetch):
-                pass
-        assert hook.results == ({4: 3} if last_step == 6 else {8: 3, 12: 3, 16: 3})
-    assert saved == [6, 8, 16, 17]
-    assert [last[number] for number in range(1, 18)] == [number % 4 for number in range(17)]

@@ -33,14 +33,6 @@ async def test_numbers_by_step() -> None:
     assert [type(value) for value in hook.values["arrays"]] == [float] * 3
 
 
-async def test_one_hook_in_two_sessions() -> None:
-    """The hook may be used again; its earlier history is cleared."""
-    hook = HistoryHook(["total"])
-    await train(hook, runs=3)
-    await train(hook, runs=2)
-    assert (hook.steps, hook.values) == ([1, 2], {"total": [0, 1]})
-
-
 @pytest.mark.parametrize(("on_full", "steps"), [("drop_oldest", [7, 8, 9, 10, 11]), ("thin", [7, 9, 10, 11])])
 async def test_it_is_bounded(on_full: Any, steps: list[int]) -> None:
     """It keeps at most `max_length` steps: it drops the oldest, or thins the history and keeps the newest."""
@@ -66,17 +58,6 @@ async def test_a_thinned_history_spans_the_run() -> None:
     assert hook.steps[0] < 100
     assert hook.steps[-1] == 200
     assert hook.steps == sorted(set(hook.steps))
-
-
-async def test_it_is_part_of_checkpoints() -> None:
-    """A resumed run has the whole history; steps after the checkpoint's, which are repeated, are there once."""
-    whole = HistoryHook(["loss"])
-    await train(whole, runs=10)
-    before = HistoryHook(["loss"])
-    await train(before, runs=7)
-    resumed = HistoryHook(["loss"])
-    await train(resumed, RestoringHook(resumed, before.state_dict()), runs=5, start=5)
-    assert (resumed.steps, resumed.values) == (whole.steps, whole.values)
 
 
 async def test_tags_may_change_between_checkpoints() -> None:

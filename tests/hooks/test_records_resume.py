@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,23 +12,7 @@ import aiohooks as ah
 from aiohooks.hooks.records import CSVFormat, CSVHook, JSONLinesFormat, JSONLinesHook, Record, RecordFile
 from tests.support.checks import refused
 from tests.support.record_files import Hook, aside_of, both, file_of, run, steps, without_time
-from tests.support.sessions import counting_graph, going_back
-
-
-@both
-async def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """Killed after its checkpoint and resumed from it: every step once, in order; removed lines are kept aside."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir()
-    parts.mkdir()
-    every = ah.Every(steps=3)
-    await run(make(file_of(make, whole), ["loss"], every=every), 20)
-    await run(make(file_of(make, parts), ["loss"], every=every), 13)
-    await run(make(file_of(make, parts), ["loss"], every=every), 10, start=10)
-    assert without_time(file_of(make, parts)) == without_time(file_of(make, whole))
-    aside = aside_of(file_of(make, parts))
-    assert aside.count("\n") == 1
-    assert "12" in aside
+from tests.support.sessions import going_back
 
 
 @both
@@ -78,38 +61,6 @@ async def test_a_recovery_that_moves_the_step_back(tmp_path: Path, make: Callabl
         for _ in range(6):
             await session.run("train")
     assert steps(path) == [1, 2, 3, 4]
-
-
-@both
-async def test_unwritten_lines_are_part_of_a_checkpoint(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """Lines that had not reached the file when the process was killed are there after the restart from its checkpoint."""
-    path = file_of(make, tmp_path)
-    await run(make(path, ["loss"]), 2)
-    pending = [[2, 5.0, {"loss": 1.0}], [3, 6.0, {"loss": 2.0}], [4, 7.0, {"loss": 3.0}], [5, 8.0, {"loss": 4.0}]]
-    await run(make(path, ["loss"]), 1, start=4, state={"pending": pending})
-    assert steps(path) == [1, 2, 3, 4, 5]
-    assert [float(str(line["loss"])) for line in without_time(path)] == [10, 10, 2.0, 3.0, 10]
-
-
-async def test_state_has_unwritten_lines(tmp_path: Path) -> None:
-    """`state_dict` has the unwritten lines as plain data, and none once they are written."""
-    hook = JSONLinesHook(tmp_path / "run.jsonl", ["loss"])
-    states: list[Any] = []
-
-    class Looks(ah.SessionRunHook):
-        order = 1
-
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-            assert hook._writer is not None
-            await hook._writer.drain()
-            states.append(hook.state_dict())
-            hook._writer._batch = [Record(1, 2.0, {"loss": 3})]
-            states.append(hook.state_dict())
-            hook._writer._batch = []
-
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, Looks()]) as session:
-        await session.run("train")
-    assert [state["pending"] for state in states] == [[], [[1, 2.0, {"loss": 3}]]]
 
 
 @both

@@ -122,19 +122,6 @@ async def test_summary_fn(tmp_path: Path) -> None:
     assert scalars(tmp_path / "b", "count") == [(1, 0)]
 
 
-async def test_a_second_session_voids_later_steps(tmp_path: Path) -> None:
-    """After a restart from an older step TensorBoard shows each step once, as the later session wrote it."""
-    for start, runs in ((0, 7), (4, 4)):
-        graph = counting_graph()
-        hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1))
-        async with ah.AsyncMonitoredSession(graph, [hook], global_step=ah.MemoryStepStore(start)) as session:
-            for _ in range(runs):
-                await session.run("train")
-    assert len(os.listdir(tmp_path)) == 2
-    assert restarts(tmp_path) == [1, 5]
-    assert scalars(tmp_path, "total") == [(1, 0), (2, 1), (3, 2), (4, 3), (5, 0), (6, 1), (7, 2), (8, 3)]
-
-
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
     """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of them."""
     async with going_back(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=1)), at=5, to=2) as session:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.evaluations import giving, stopped_at
 from tests.support.hooks import PhaseHook, RestoringHook
@@ -30,35 +29,6 @@ async def resumed(first: EarlyStoppingHook, values: list[Any], second: EarlyStop
     return session.global_step.latest.step if second.reason else None
 
 
-@pytest.mark.parametrize("cut", range(1, 6))
-@pytest.mark.parametrize("limit", [{"patience": 4}, {"patience_steps": 4}])
-async def test_patience_counts_over_a_restart(cut: int, limit: dict[str, Any]) -> None:
-    """A run that is cut anywhere and resumed stops where an uninterrupted one does."""
-    values = [3, 2, 2.5, 2.5, 2.5, 2.5, 1]
-    hooks = [EarlyStoppingHook("loss", **limit) for _ in range(3)]
-    assert await stopped_at(values, hooks[0]) == 6
-    assert await resumed(hooks[1], values[:cut], hooks[2], values[cut:]) == 6
-    assert hooks[2].reason == hooks[0].reason
-
-
-async def test_patience_in_seconds_counts_over_a_restart() -> None:
-    """The seconds that a run used count after it is resumed; the time between the two does not."""
-    with ManualClock() as clock:
-        hook = EarlyStoppingHook(patience_secs=10)
-        await hook.begin()
-        assert not hook.report(1, 2.0)
-        clock.advance(6)
-        state = hook.state_dict()
-        clock.advance(1000)
-        second = EarlyStoppingHook(patience_secs=10)
-        await second.begin()
-        second.load_state_dict(state)
-        clock.advance(3)
-        assert not second.report(2, 2.0)
-        clock.advance(1)
-        assert second.report(3, 2.0)
-
-
 @pytest.mark.parametrize(("stay", "at"), [(False, 5), (True, 3)])
 async def test_a_resumed_run_that_had_stopped(stay: bool, at: int) -> None:
     """It continues with all its patience, compared with the best so far; with `stay_stopped` it ends before the first run."""
@@ -68,23 +38,6 @@ async def test_a_resumed_run_that_had_stopped(stay: bool, at: int) -> None:
     assert second.best_step == 1
     assert second.reason is not None
     assert (second.reason == first.reason) == stay
-
-
-async def test_state_is_plain_data() -> None:
-    """Before and after observations the state consists of None, numbers and strings, and survives a round trip."""
-    hook = EarlyStoppingHook("loss", patience=5)
-    await hook.begin()
-    for values in ([], [np.float32(2), np.float32(3)]):
-        await stopped_at(values, hook) if values else None
-        state = hook.state_dict()
-        assert {type(value) for value in state.values()} <= {str, bool, int, float, dict, type(None)}
-        other = EarlyStoppingHook("loss", patience=5)
-        await other.begin()
-        other.load_state_dict(state)
-        again = other.state_dict()
-        if state["since_secs"] is not None:
-            assert again["since_secs"] == pytest.approx(state["since_secs"], abs=60)
-        assert {**again, "since_secs": None, "timer": None} == {**state, "since_secs": None, "timer": None}
 
 
 @pytest.mark.parametrize("other", [{"monitor": "accuracy"}, {"mode": "max"}])
@@ -149,9 +102,3 @@ async def test_the_reason_survives_a_recovery() -> None:
         hook.report(1, 0.5)
         hook.load_state_dict(before)
         assert hook.reason == session.stop_reason is not None
-
-
-async def test_one_hook_in_two_sessions() -> None:
-    """The counts belong to the session."""
-    hook = EarlyStoppingHook("loss", patience=2)
-    assert [await stopped_at([1, 2, 2], hook), await stopped_at([9, 9, 9], hook)] == [3, 3]

@@ -15,6 +15,7 @@ from aiohooks.hooks import checkpoint_saver
 from aiohooks.hooks._observing import Sampling
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import EveryTimer
+from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.records import JSONLinesHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from tests.fuzz.resumed_runs import main, run_programs
@@ -22,6 +23,11 @@ from tests.fuzz.resumed_runs import main, run_programs
 
 async def nothing(*_: Any) -> None:
     """Do nothing, instead of what is replaced."""
+
+
+def without_unfinished(state: Any) -> Any:
+    """Return a `state_dict` of an evaluator that forgets what is unfinished."""
+    return lambda self: {**state(self), "unfinished": False}
 
 
 BUGS: dict[str, tuple[Any, str, Any]] = {
@@ -32,6 +38,11 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "a checkpoint of a stop counts": (checkpoint_saver, "INTERIM", "other"),
     "late evaluations are no metrics": (Saver, "add_metrics", nothing),
     "unwritten lines are lost": (JSONLinesHook, "load_state_dict", lambda *_: None),
+    "an unfinished evaluation is lost": (EvaluatorHook, "state_dict", without_unfinished(EvaluatorHook.state_dict)),
+    "patience begins again": (EarlyStoppingHook, "load_state_dict", lambda *_: None),
+    "a history begins again": (HistoryHook, "load_state_dict", lambda *_: None),
+    "a history of an earlier session stays": (HistoryHook, "begin", nothing),
+    "counts of an earlier session stay": (EarlyStoppingHook, "begin", nothing),
 }
 
 
