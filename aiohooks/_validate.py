@@ -56,12 +56,8 @@ def checked_int(
 def check_choice(value: object, what: str, *choices: str) -> None:
     """Raise unless `value` is one of `choices`."""
     if value not in choices:
-        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {_either(choices)}")
-
-
-def _either(choices: tuple[str, ...]) -> str:
-    *others, last = (f'"{choice}"' for choice in choices)
-    return f"{', '.join(others)} or {last}"
+        *others, last = (f'"{choice}"' for choice in choices)
+        raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {', '.join(others)} or {last}")
 
 
 def check_instance(value: object, kind: type[Any], what: str, *, optional: bool = False) -> None:

@@ -152,9 +152,8 @@ class CheckpointSaverHook(ScheduledHook):
         self._results: dict[str, Any] = {}
         self._seen_step: int | None = None  # by all hooks
         self._evaluated: tuple[int, dict[str, float]] = -1, {}
-        self._last_step: int | None = None
-        self._last_is_interim = False
-        self._last_metrics: Mapping[str, float] = {}
+        self._last: Checkpoint | None = None  # also while it is written
+        self._evaluators: list[EvaluatorHook] = []
         self._epoch = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
@@ -187,16 +186,15 @@ class CheckpointSaverHook(ScheduledHook):
         if not first or self._timer.last_step is None:  # else it continues from a checkpoint
             self._timer.start(step, self._now())
         if first:
-            for one in session.stateful_hooks().values():
-                if isinstance(one, EvaluatorHook):
-                    one.observers.append(self._judge)
+            self._evaluators = [one for one in session.stateful_hooks().values() if isinstance(one, EvaluatorHook)]
+            for one in self._evaluators:
+                one.observers.append(self._judge)
         session.saved = True
         if session.restored is not None:
-            last = session.restored.checkpoint
-            self._last_step, self._last_is_interim, self._last_metrics = last.step, last.interim, last.metrics
+            self._last = session.restored.checkpoint
         elif first:
             await self._warn_if_not_restored(step)
-        if first and self._save_on_begin and self._last_step != step:
+        if first and self._save_on_begin and not self._is_saved(step):
             await self._save(session)
             self._raise_failure()
 
@@ -248,7 +246,7 @@ class CheckpointSaverHook(ScheduledHook):
         self._raise_failure()
         self._results = run_values.results or {}
         step = self._seen_step = run_context.global_step
-        is_due = step != self._last_step and self._timer.due(step, self._now())
+        is_due = self._timer.due(step, self._now()) and not self._is_saved(step)
         skips = is_due and self._skips and self._write_task is not None
         self.skipped += skips
         return is_due and not skips
@@ -257,10 +255,10 @@ class CheckpointSaverHook(ScheduledHook):
         """Save the last state and wait until it is durable."""
         await self._wait_for_write()
         step = session.global_step.latest.step
-        await self._finish_evaluations(session, step)
+        await self._finish_evaluations(step)
         ends = [one.end_run() for one in session.stateful_hooks().values() if isinstance(one, EarlyStoppingHook)]
         # Also after a failed save: this one may succeed. Also once more, to hold that the run has ended.
-        if self._save_on_end and (self._last_step != step or any(ends)):
+        if self._save_on_end and (not self._is_saved(step) or any(ends)):
             await self._save(session, at_end=True)
             await self._wait_for_write()
         self._raise_failure()
@@ -293,7 +291,7 @@ class CheckpointSaverHook(ScheduledHook):
             return
         epoch, step = session.global_step.latest
         # In another epoch, a recovery reset the step and then failed, perhaps with only a part of the state restored.
-        if epoch == self._epoch and step != self._last_step:
+        if epoch == self._epoch and not self._is_saved(step):
             if step != self._seen_step:
                 _logger.warning(
                     "step %d is saved, and after_run of this step has not ended for all hooks: what they keep of it, such as "
@@ -303,22 +301,24 @@ class CheckpointSaverHook(ScheduledHook):
             await self._save(session, at_end=True)
             await self._wait_for_write()
 
-    async def _finish_evaluations(self, session: Session, step: int) -> None:
+    def _is_saved(self, step: int) -> bool:
+        return self._last is not None and self._last.step == step
+
+    async def _finish_evaluations(self, step: int) -> None:
         """Wait for the evaluations of earlier steps, whose values a checkpoint of this one does not have."""
-        for one in session.stateful_hooks().values():
-            if isinstance(one, EvaluatorHook):
-                await one.finish_before(step)
+        for one in self._evaluators:
+            await one.finish_before(step)
 
     async def _judge(self, step: int, result: Any, is_due: bool) -> None:
         """Keep the numbers of an evaluation for the checkpoint of its step; add them to it if it is there."""
         if not isinstance(result, Mapping) or self._saver is None:
             return
-        if not is_due and self._last_step == step and not self._last_is_interim:
+        if not is_due and self._last is not None and self._last.step == step and not self._last.interim:
             return  # the checkpoint of an uninterrupted run, which makes no evaluation here
         values: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
         numbers = {str(tag): float(number) for tag, value in values.items() if (number := scalar(value)) is not None}
-        self._evaluated = step, {**(self._evaluated[1] if self._evaluated[0] == step else {}), **numbers}
-        if self._last_step == step and numbers:
+        self._evaluated = step, {**self._evaluated_at(step), **numbers}
+        if self._is_saved(step) and numbers:
             if self._write_task is not None:
                 await asyncio.wait([self._write_task])
             try:
@@ -326,30 +326,27 @@ class CheckpointSaverHook(ScheduledHook):
             except CheckpointError as error:
                 self._record_failed_save(step, error)
 
+    def _evaluated_at(self, step: int) -> dict[str, float]:
+        return self._evaluated[1] if self._evaluated[0] == step else {}
+
     async def _save(self, session: Session, *, at_end: bool = False) -> None:
         """Take the state and start to write it, or write it in the foreground. There must be no other write."""
         for listener in self._listeners:
             await listener.before_save(session, session.global_step.latest.step)
         if session.drain_hooks is not None:
             await session.drain_hooks()
-        await self._finish_evaluations(session, session.global_step.latest.step)
+        await self._finish_evaluations(session.global_step.latest.step)
         # State and step without an await between: other sessions may change shared variables while a listener is awaited.
         self._epoch, step = session.global_step.latest
-        interim = (
-            at_end and (self._last_is_interim if step == self._last_step else True) and not self._timer.due(step, self._now())
-        )
+        again = self._last if self._last is not None and self._last.step == step else None
+        interim = at_end and (again is None or again.interim) and not self._timer.due(step, self._now())
         if not interim:
             self._timer.mark(step, self._now())
         state = session.state_dict()
-        evaluated = self._evaluated[1] if self._evaluated[0] == step else {}
-        metrics = {**checked_numbers(self._results), **evaluated}
-        if step == self._last_step:
-            metrics = {**self._last_metrics, **metrics}
-        self._last_metrics = metrics
+        metrics = {**({} if again is None else again.metrics), **checked_numbers(self._results), **self._evaluated_at(step)}
+        self._last = Checkpoint(step, 0, metrics, interim=interim)
         if interim:
-            metrics[INTERIM] = 1.0
-        self._last_is_interim = interim
-        self._last_step = step
+            metrics = {**metrics, INTERIM: 1.0}
         self._write_task = new_task(self._write(session, state, step, metrics), f"save of step {step}")
         del state  # so that only the write refers to it
         if self._background:
@@ -390,8 +387,8 @@ class CheckpointSaverHook(ScheduledHook):
     def _record_failed_save(self, step: int, error: Exception) -> None:
         self.failed += 1
         self._consecutive_failures += 1
-        if self._last_step == step:
-            self._last_step = None
+        if self._is_saved(step):
+            self._last = None
         if self._consecutive_failures > self._tolerated_failures:
             self._record_failure(error)
         else:
