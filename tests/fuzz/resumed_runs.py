@@ -199,7 +199,9 @@ class Trial:
             self.evaluator,
             stopping,
             ah.EarlyStoppingHook("loss", patience_secs=20.0 * program.patience, every=every["stop"], name="by seconds"),
-            ah.EarlyStoppingHook("loss", patience_steps=3 * program.patience, every=every["log"], name="by steps"),
+            ah.EarlyStoppingHook(
+                "loss", patience_steps=3 * program.patience, every=every["log"], restore_best={"data": data}, name="by steps"
+            ),
             self.history,
             ah.CSVHook(self.folder / "run.csv", graph_values, every=every["csv"]),
             ah.JSONLinesHook(self.folder / "run.jsonl", graph_values, every=every["json"]),
@@ -286,6 +288,7 @@ class Trial:
             # Of two hooks that stop at one step, the reason is that of the one which asks first.
             "end": ("the last step" if self.end[0] == self.program.steps else reason, self.end),
             **self.found,
+            "best": self.data.position,
             "history": (self.history.steps, self.history.values),
             "csv": without_time(self.folder / "run.csv"),
             "json": without_time(self.folder / "run.jsonl"),

@@ -91,16 +91,6 @@ async def test_a_directory_in_which_nothing_is_saved(
     assert [("no checkpoint will be saved" in one.getMessage()) for one in caplog.records if one.levelno > 20] == [True] * warned
 
 
-async def test_a_checkpoint_of_a_stop_gives_way(tmp_path: Path) -> None:
-    """What a stop saves between two checkpoints is replaced by the next one of the resumed run, and takes no place of another."""
-    for last, expected in ((4, [4, 2]), (5, [5, 4]), (5, [5, 4]), (6, [6, 4]), (7, [7, 6])):
-        async with ah.Saver(tmp_path, keep=KeepNewest(2)) as saver:
-            await train(saver, [ah.CheckpointSaverHook(every=EVERY_TWO)], last)
-            kept = await saver.checkpoints()
-        assert [one.step for one in kept] == expected
-        assert [one.interim for one in kept] == [last % 2 == 1, False]
-
-
 async def test_a_state_that_not_all_hooks_have_seen_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With `save_on_error`, a step whose `after_run` failed is saved, and a warning says what may be missing."""
 

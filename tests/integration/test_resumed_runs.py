@@ -25,9 +25,9 @@ async def nothing(*_: Any) -> None:
     """Do nothing, instead of what is replaced."""
 
 
-def without_unfinished(state: Any) -> Any:
-    """Return a `state_dict` of an evaluator that forgets what is unfinished."""
-    return lambda self: {**state(self), "unfinished": False}
+def changed(state_dict: Any, **values: Any) -> Any:
+    """Return a `state_dict` that has other values."""
+    return lambda self: {**state_dict(self), **values}
 
 
 BUGS: dict[str, tuple[Any, str, Any]] = {
@@ -38,7 +38,8 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "a checkpoint of a stop counts": (checkpoint_saver, "INTERIM", "other"),
     "late evaluations are no metrics": (Saver, "add_metrics", nothing),
     "unwritten lines are lost": (JSONLinesHook, "load_state_dict", lambda *_: None),
-    "an unfinished evaluation is lost": (EvaluatorHook, "state_dict", without_unfinished(EvaluatorHook.state_dict)),
+    "an unfinished evaluation is lost": (EvaluatorHook, "state_dict", changed(EvaluatorHook.state_dict, unfinished=False)),
+    "the best states are lost": (EarlyStoppingHook, "state_dict", changed(EarlyStoppingHook.state_dict, best_states={})),
     "patience begins again": (EarlyStoppingHook, "load_state_dict", lambda *_: None),
     "a history begins again": (HistoryHook, "load_state_dict", lambda *_: None),
     "a history of an earlier session stays": (HistoryHook, "begin", nothing),
