@@ -51,18 +51,6 @@ async def test_which_steps_are_evaluated(mode: Any, options: dict[str, Any], ste
     assert hook.pending == ()
 
 
-@both_modes
-async def test_a_leap_is_evaluated_once(mode: Any) -> None:
-    """A run that passes several boundaries makes one evaluation due, at the step that was reached."""
-    graph = counting_graph()
-    graph.train_op(steps=25, name="leap")(lambda: None)
-    hook = EvaluatorHook(total, every=ah.Every(steps=10), mode=mode, at_end=False)
-    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-        for _ in range(3):
-            await session.run("leap")
-    assert list(hook.results) == [25, 50, 75]
-
-
 async def test_every_by_seconds() -> None:
     """Seconds are those of the current clock."""
     hook = EvaluatorHook(total, every=ah.Every(secs=10), at_end=False)

@@ -20,10 +20,9 @@ from tests.support.sessions import NO_BACKOFF, counting_graph
 
 
 def profiled_graph() -> ah.Graph:
-    """Return a graph whose operations call functions that a profile shows by name; `leap` moves five steps, `look` none."""
+    """Return a graph whose operations call functions that a profile shows by name; `look` moves no step."""
     graph = counting_graph()
     graph.train_op(name="work")(lambda: found_in_profile(1))
-    graph.train_op(steps=5, name="leap")(lambda: found_in_profile(1))
     graph.operation(name="look")(lambda: found_in_profile(1))
     return graph
 
@@ -94,12 +93,6 @@ async def test_max_captures(tmp_path: Path) -> None:
     assert files(tmp_path) == ["profile-2.pstats", "profile-4.pstats"]
     await run([hook], 3)
     assert [Path(path).name for path in hook.captures] == ["profile-2.pstats"]
-
-
-async def test_leaps(tmp_path: Path) -> None:
-    """With five steps a run, the run that crosses the boundary is profiled, and its real step is the name."""
-    await run([ProfilerHook(tmp_path, every=ah.Every(steps=20))], 9, "leap")
-    assert files(tmp_path) == ["profile-20.pstats", "profile-40.pstats"]
 
 
 async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
