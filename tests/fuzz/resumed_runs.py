@@ -198,7 +198,7 @@ class Trial:
             ah.LambdaHook(end=note_end),
             self.evaluator,
             stopping,
-            ah.EarlyStoppingHook("loss", patience_secs=20.0 * program.patience, every=every["stop"], name="by seconds"),
+            ah.EarlyStoppingHook("loss", patience_secs=4.0 * program.patience, every=every["stop"], name="by seconds"),
             ah.EarlyStoppingHook(
                 "loss", patience_steps=3 * program.patience, every=every["log"], restore_best={"data": data}, name="by steps"
             ),

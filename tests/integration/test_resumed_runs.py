@@ -47,6 +47,14 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+def forget_seconds(self: EarlyStoppingHook, state: Any, load: Any = EarlyStoppingHook.load_state_dict) -> None:
+    """Take over a state, and count its seconds from now on."""
+    load(self, {**state, "since_secs": None if state["since_secs"] is None else 0.0})
+
+
+BUGS["patience in seconds begins again"] = (EarlyStoppingHook, "load_state_dict", forget_seconds)
+
+
 def test_a_run_that_is_cut_ends_as_a_whole_one(capsys: pytest.CaptureFixture[str]) -> None:
     """Wherever a run is stopped, killed or fails: resumed, it has the records, stop, weights and checkpoints of a whole one."""
     assert main(["--count", "60", "--seed", "7"]) == 0, capsys.readouterr().out
