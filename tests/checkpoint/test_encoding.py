@@ -252,11 +252,9 @@ def test_keys_are_text_or_ints(key: Any) -> None:
         _encoding.encode({"a": {key: 1}})
 
 
-def test_a_state_is_a_mapping_of_finite_depth() -> None:
-    """A list is not a state, and one that contains itself is refused."""
-    loop: list[Any] = []
-    loop.append(loop)
-    for state in ([1], None, {"a": loop}):
+def test_a_state_is_a_mapping() -> None:
+    """A list is not a state."""
+    for state in ([1], None):
         with pytest.raises(InvalidArgumentError, match="state"):
             _encoding.encode(state)  # type: ignore[arg-type]
 
@@ -323,26 +321,16 @@ def test_states_that_no_writer_makes_are_refused() -> None:
     ]  # fmt: skip
     shapes: list[Any] = [[5], [2, 2], [-4], [True, 4], "4", [2**62, 2**62, 0], [1] * 100 + [4], [[4]], None]
     dtypes = [
-        "<u4",
-        "<f4",
-        "|O",
-        "O",
-        "<i4,<i4",
-        "|V16",
-        "<i3",
-        "=i4",
-        "i4",
-        "os.system",
-        "<U4",
-        "<U" + "9" * 30,
-        "<M8[foo]",
-        "<M8",
-    ]
+        "<u4", "<f4", "|O", "O", "<i4,<i4", "|V16", "<i3", "=i4", "i4", "os.system", "<U4", "<U" + "9" * 30, "<M8[foo]", "<M8",
+    ]  # fmt: skip
     wrong += [ext(4, "a", "<i4", shape) for shape in shapes]
     wrong += [ext(4, "a", dtype, shape) for dtype in dtypes for shape in ([4], [1], [0])]
     for one in wrong:
         with pytest.raises(DamagedError, match=r"^state\.msgpack "):
             decode(one, good)
+    for size in (-1, 2**63, 2.0, True, "2"):
+        with pytest.raises(DamagedError, match=r"^state\.msgpack has an invalid array shape"):
+            decode(ext(4, "a", "<i4", [size]), good)
     with pytest.raises(DamagedError, match=r"^arrays\.safetensors "):
         decode(tree(1), good)
     # The file has this array as plain bytes, so that only the tree states its shape.
@@ -430,9 +418,10 @@ def in_itself() -> list[Any]:
     [(doubled, "the same lists or dicts again and again"), (in_itself, "is nested deeper than 64 levels, or in itself")],
 )
 def test_what_would_have_no_end_is_refused(make: Callable[[], Any], reason: str) -> None:
-    """Parts of a state that are in it again and again, or in themselves."""
+    """Parts of a state that are in it again and again, or in themselves; a snapshot of them, which seeks tensors, ends."""
     with pytest.raises(InvalidArgumentError, match=reason):
         _encoding.encode({"x": make()})
+    snapshot({"x": make()}, HostMemory())
 
 
 def test_a_state_that_is_too_deep_for_a_copy_is_refused() -> None:
@@ -456,15 +445,3 @@ def test_a_forged_shape_is_damage(sizes: list[int]) -> None:
         forged = msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(number, msgspec.msgpack.encode(content))})
         with pytest.raises(DamagedError):
             decode(forged, file)
-
-
-@pytest.mark.parametrize("size", [-1, 2**63, 2.0, True, "2"])
-def test_the_reason_why_a_shape_is_refused(size: Any) -> None:
-    """Its sizes are ints of 0 or more, in 63 bits."""
-    data, arrays = _encoding.encode({"x": np.zeros((0, 2), np.int8)})
-    tree = msgspec.msgpack.decode(data)
-    items = msgspec.msgpack.decode(tree["x"].data)
-    items[-1][1] = size
-    wrong = msgspec.msgpack.encode({"x": msgspec.msgpack.Ext(tree["x"].code, msgspec.msgpack.encode(items))})
-    with pytest.raises(DamagedError, match=r"state\.msgpack has an invalid array shape"):
-        decode(wrong, b"".join(map(bytes, arrays.chunks())))

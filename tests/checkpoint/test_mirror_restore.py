@@ -349,14 +349,3 @@ async def test_space_is_checked_and_the_lock_is_taken(tmp_path: Path) -> None:
         async with Saver(tmp_path / "b", mirror=disk.mirror()) as other:
             with pytest.raises(CheckpointBusyError):
                 await other.restore()
-
-
-async def test_keep_applies_to_what_was_downloaded(tmp_path: Path) -> None:
-    """The next save removes it, here and there."""
-    disk = Disk()
-    await mirrored(tmp_path / "a", disk, 1)
-    async with Saver(tmp_path / "b", mirror=disk.mirror(), keep=KeepNewest(1)) as saver:
-        await saver.restore()
-        await saver.save(state_of(2), 2)
-    assert names(tmp_path / "b") == ["step-000000000002.000002"]
-    assert disk.steps() == [2]

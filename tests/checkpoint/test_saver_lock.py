@@ -76,27 +76,23 @@ async def test_a_second_saver_of_the_same_process_is_refused_too(tmp_path: Path)
         await saver.save({}, 2)
 
 
-@pytest.mark.parametrize("note", [b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" + b" " * 64])
-async def test_a_holder_that_is_unknown_is_another_writer(tmp_path: Path, note: bytes) -> None:
-    """The process in the file of the lock is only for the message: whatever the file contains, a second writer is refused."""
+@pytest.mark.parametrize(
+    ("note", "pid"),
+    [
+        *((note, None) for note in (b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" + b" " * 64)),
+        *((note, 1234567890) for note in (b"1234567890\n", b"1234567890" + b" " * 54)),
+    ],
+)
+async def test_a_holder_is_known_by_its_number(tmp_path: Path, note: bytes, pid: int | None) -> None:
+    """Of up to ten digits, in a file of up to 64 bytes. It is only for the message: a second writer is refused in any case."""
     with (tmp_path / ".lock").open("wb") as file:
         file.write(note)
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(CheckpointBusyError, match="in use by another writer;") as caught:
+        holder = "another writer" if pid is None else f"process {pid}"
+        with pytest.raises(CheckpointBusyError, match=f"in use by {holder};") as caught:
             await Saver(tmp_path).save({}, 1)
-    assert caught.value.pid is None
-
-
-@pytest.mark.parametrize("note", [b"1234567890\n", b"1234567890" + b" " * 54], ids=["newline", "64 bytes"])
-def test_a_holder_is_known_by_its_number(tmp_path: Path, note: bytes) -> None:
-    """Of up to ten digits, in a file of up to 64 bytes."""
-    with (tmp_path / ".lock").open("wb") as file:
-        file.write(note)
-        file.flush()
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(CheckpointBusyError, match="in use by process 1234567890;"):
-            directory(tmp_path).save({}, 1, {})
+    assert caught.value.pid == pid
 
 
 def test_the_note_of_an_earlier_holder_is_replaced(tmp_path: Path) -> None:
@@ -187,25 +183,6 @@ FORK = """
     print([each.step for each in one.checkpoints()])
 """
 
-FORK_OUTLIVES = """
-    one = directory(path)
-    one.save({}, 1, {})
-    go = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(go[1])
-        os.read(go[0], 1)                       # until the parent closes the pipe
-        os._exit(0)
-    second = directory(path)
-    one.close()
-    second.save({}, 2, {})                      # the child does not hold the lock
-    second.close()
-    os.close(go[0]), os.close(go[1])
-    assert os.waitpid(child, 0)[1] == 0
-    print([each.step for each in second.checkpoints()])
-"""
-
-
 FORK_HAS_NONE = """
     one = directory(path)
     one.save({}, 1, {})
@@ -242,8 +219,8 @@ FORK_IN_A_SAVE = """
 
 @pytest.mark.parametrize(
     ("code", "steps"),
-    [(FORK, "[5, 3, 4, 1]"), (FORK_OUTLIVES, "[2, 1]"), (FORK_HAS_NONE, "[1]"), (FORK_IN_A_SAVE, "[1]")],
-    ids=["asks", "outlives", "has none of its files", "is forked in a save"],
+    [(FORK, "[5, 3, 4, 1]"), (FORK_HAS_NONE, "[1]"), (FORK_IN_A_SAVE, "[1]")],
+    ids=["asks", "has none of its files", "is forked in a save"],
 )
 def test_a_forked_child_is_not_the_holder(tmp_path: Path, code: str, steps: str) -> None:
     """It must take the lock like any other process, and neither takes it from its parent nor keeps it for the parent."""
@@ -263,15 +240,6 @@ def test_the_lock_is_released_though_another_descriptor_of_its_file_is_open(tmp_
     second.close()
     for fd in inherited:
         os.close(fd)
-
-
-def test_a_dangling_link_is_damage_and_not_a_removal(tmp_path: Path) -> None:
-    """A reader without the lock passes over it: it is there, though its target is not."""
-    saved(tmp_path, 1)
-    (tmp_path / "step-000000000002.000002").symlink_to(tmp_path / "nowhere")
-    restored = directory(tmp_path, read_only=True).restore(None)
-    assert restored is not None
-    assert restored.checkpoint.step == 1
 
 
 # The place of the directory
@@ -468,9 +436,8 @@ def test_nothing_is_removed_without_the_lock(tmp_path: Path) -> None:
     (tmp_path / ".tmp-step-000000000002.000002").mkdir()
     for one in (directory(tmp_path, read_only=True), directory(tmp_path)):
         one.checkpoints(), one.verify()
-        if one is not writer:
-            with contextlib.suppress(CheckpointBusyError):
-                one.restore(None)
+        with contextlib.suppress(CheckpointBusyError):
+            one.restore(None)
     assert (tmp_path / ".tmp-step-000000000002.000002").exists()
     writer.close()
 

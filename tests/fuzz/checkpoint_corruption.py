@@ -20,7 +20,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -205,10 +205,5 @@ def _restore(target: Target) -> Restored | None:
         there.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return command(corruption, 50_000, __doc__, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(corruption, 50_000, __doc__))

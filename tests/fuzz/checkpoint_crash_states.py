@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fuzz._checkpoint_harness import Outcome, Tree, command, materialise, rounds
@@ -74,10 +73,5 @@ def _key(tree: Tree, acknowledged: int) -> bytes:
     return digest.digest()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return command(crash_states, 30_000, __doc__, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(crash_states, 30_000, __doc__))

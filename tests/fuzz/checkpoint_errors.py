@@ -381,10 +381,5 @@ def _limit_leaving(free: int) -> int:
     return limit
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return command(errors, 1300, __doc__, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(errors, 1300, __doc__))

@@ -114,10 +114,5 @@ def _check_while_stopped(scenario: Scenario, path: Path, acknowledged: int) -> N
     check_restored(found, coming[0] if complete else done[-1])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return command(kill, 10_000, __doc__, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(kill, 10_000, __doc__))

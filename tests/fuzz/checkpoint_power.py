@@ -19,7 +19,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +190,5 @@ def _cut_power(there: Volume, scenario: Scenario, at: int, journal_first: bool) 
             empty(there.path)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return command(power, 500, __doc__, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(power, 500, __doc__))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.fuzz._checkpoint_harness import Outcome, Tree, ViolationError, command, materialise, rounds
@@ -66,10 +65,5 @@ def _kill_writer(outcome: Outcome, scenario: Scenario, root: Path, paths: list[s
     return True
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return command(strace, 300, __doc__, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(strace, 300, __doc__))

@@ -17,7 +17,7 @@ import random
 import selectors
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -153,10 +153,5 @@ def turns(points: int, seed: int) -> Outcome:
     return outcome
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command."""
-    return command(turns, 2000, __doc__, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(turns, 2000, __doc__))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -48,25 +48,25 @@ def test_nothing_is_lost(program: Program, points: int) -> None:
     assert outcome.points >= points
 
 
-MAINS: list[Callable[[Sequence[str]], int]] = [checkpoint_kill.main, checkpoint_crash_states.main, checkpoint_corruption.main]
+COMMANDS = [checkpoint_kill.kill, checkpoint_crash_states.crash_states, checkpoint_corruption.corruption]
 
 
-@pytest.mark.parametrize("main", MAINS, ids=[each.__module__.rpartition(".")[2] for each in MAINS])
-def test_a_command_prints_one_line(main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("program", COMMANDS)
+def test_a_command_prints_one_line(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
     """With the number of points, of violations, and the time."""
-    assert main(["--points", "12"]) == 0
+    assert command(program, 1, None, ["--points", "12"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert ": 12 points, 0 violations, " in line
 
 
-@pytest.mark.parametrize("main", [checkpoint_strace.main, checkpoint_errors.main, checkpoint_power.main])
+@pytest.mark.parametrize("program", [checkpoint_strace.strace, checkpoint_errors.errors, checkpoint_power.power])
 def test_a_command_names_what_the_machine_lacks(
-    main: Callable[[Sequence[str]], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If a tool is missing, a command says what it needs, and exits with a code of its own."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(needs, "SYSTEM_FOLDERS", [])
-    assert main(["--points", "1"]) == 2
+    assert command(program, 1, None, []) == 2
     assert re.search("not run: .*( need | is not installed)", capsys.readouterr().out)
 
 

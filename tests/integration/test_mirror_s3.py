@@ -127,28 +127,6 @@ def state_of(step: int) -> dict[str, Any]:
     return {"weights": np.full(STATE_BYTES // 8, float(step))}
 
 
-async def test_checkpoints_go_there_and_come_back(server: int, tmp_path: Path) -> None:
-    """Several parts each, old ones removed; a Saver of another directory continues from the newest."""
-    fs = await asyncio.to_thread(bucket, server, "plain")
-    mirror = Mirror("s3://plain/a/run", storage_options=options(server))
-    async with Saver(tmp_path / "a", mirror=mirror, keep=KeepNewest(2)) as saver:
-        assert await saver.restore() is None
-        for step in (1, 2, 3):
-            await saver.save(state_of(step), step)
-            assert await saver.flush_mirror(HANG_SECS)
-    found = await asyncio.to_thread(found_in, fs, "plain/a/run")
-    assert found == [
-        f"step-00000000000{step}.00000{step}/{file}"
-        for step in (2, 3)
-        for file in ("arrays.safetensors", "manifest.json", "state.msgpack")
-    ]
-    async with Saver(tmp_path / "b", mirror=mirror) as saver:
-        restored = await saver.restore()
-        assert restored is not None
-        assert restored.checkpoint.step == 3
-        assert np.array_equal(restored.state["weights"], state_of(3)["weights"])
-
-
 async def test_a_missing_bucket_is_an_error_and_not_made(server: int, tmp_path: Path) -> None:
     """It is not an empty mirror: a restore fails; what is saved is pending, with the reason in the status."""
     async with asyncio.timeout(HANG_SECS):
@@ -170,7 +148,7 @@ async def test_a_missing_bucket_is_an_error_and_not_made(server: int, tmp_path: 
 async def test_a_checkpoint_takes_six_requests(service: Service, server: int, tmp_path: Path, read_back: bool) -> None:
     """Each file is written, and read back; the manifest, whose checksum the store answers, is written; one removes an old one."""
     name = f"counted-{read_back}".lower()
-    await asyncio.to_thread(bucket, server, name)
+    fs = await asyncio.to_thread(bucket, server, name)
     mirror = Mirror(f"s3://{name}/run", storage_options=options(server), read_back=read_back)
     async with Saver(tmp_path, mirror=mirror, keep=KeepNewest(2)) as saver:
         await saver.save({"step": 0, "weights": np.zeros(1000)}, 0)  # the first one looks what is there
@@ -182,6 +160,9 @@ async def test_a_checkpoint_takes_six_requests(service: Service, server: int, tm
             assert await saver.flush_mirror(HANG_SECS)
             removal = ["POST"] if step > 1 else []
             assert service.methods == ["PUT", "PUT", *(["GET", "GET", "PUT"] if read_back else ["GET", "PUT"]), *removal]
+    files = ("arrays.safetensors", "manifest.json", "state.msgpack")
+    expected = [f"step-00000000000{step}.00000{step + 1}/{file}" for step in (4, 5) for file in files]
+    assert await asyncio.to_thread(found_in, fs, f"{name}/run") == expected
 
 
 async def test_files_that_may_not_be_removed_are_an_error(service: Service, server: int, tmp_path: Path, caplog: Any) -> None:

@@ -125,27 +125,12 @@ async def test_a_step_that_was_reached_wins() -> None:
 # --- all remaining publishers wait
 
 
-async def test_waits_end_when_all_remaining_publishers_wait() -> None:
-    """When one has left and all the others wait themselves, the step cannot advance: all waits end immediately."""
-    store = MemoryStepStore(100)
-    chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
-    watcher = await parked(store.wait_for(101))
-    first, second = await wait_as(one, store, 500), await wait_as(two, store, 600)
-    assert (chief.waiting, one.waiting, two.waiting) == (0, 1, 1)
-    assert repr(one) == "<Publisher 'one', 1 waiting>"
-    assert not first.done()
-    chief.close()
-    assert (one.waiting, two.waiting) == (0, 0)
-    ends = await asyncio.gather(watcher, first, second, return_exceptions=True)
-    assert [str(end) for end in ends] == [f"chief finished at step 100, wanted {step}" for step in (101, 500, 600)]
-    assert store.statistics().waiting == 0
-
-
 async def test_the_last_publisher_to_wait_gets_the_error_immediately() -> None:
     """When the others have left or wait, a publisher's own wait ends without suspending, and ends theirs."""
     store = MemoryStepStore(100)
     chief, one, two = (store.publisher(name) for name in ("chief", "one", "two"))
     first = await wait_as(one, store, 500)
+    assert repr(one) == "<Publisher 'one', 1 waiting>"
     chief.close(cause := ValueError("broken"))
     await ticks(3)
     assert not first.done()
@@ -190,24 +175,6 @@ async def test_a_publisher_is_at_work_once_its_wait_is_cancelled_or_late() -> No
         assert not other.done()
         await store.advance(5)
         assert await other == 5
-
-
-async def test_several_waits_of_one_publisher() -> None:
-    """A publisher waits as long as one of its waits is parked, a wait for a change included."""
-    store = MemoryStepStore()
-    chief, worker = store.publisher("chief"), store.publisher("worker")
-    changes = store.changes()
-    await anext(changes)
-    first, second = await wait_as(worker, store, 1), await wait_as(worker, store, 9)
-    change = await parked(run_as(worker, lambda: anext(changes, None)))
-    assert worker.waiting == 3
-    await store.advance()
-    assert worker.waiting == 1
-    chief.close()
-    assert await first == 1
-    assert (await change) is not None
-    with pytest.raises(PublisherFinishedError):
-        await second
 
 
 async def test_a_wait_that_outlives_its_run_does_not_hold_up_its_publisher() -> None:

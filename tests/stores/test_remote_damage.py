@@ -12,7 +12,6 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import StoreDamagedError
 from aiohooks.stores import Position, RemoteStepStore
-from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import Server, first_stream, running
@@ -71,25 +70,6 @@ async def test_damage_that_a_call_finds_ends_the_waits() -> None:
         assert not engine.watchers
         assert a.outage_secs is None
         engine.damaged.clear()
-
-
-async def test_nothing_is_retried_after_reconnecting() -> None:
-    """Damage that is found when the connection is made again ends everything, too."""
-    with ManualClock() as clock:
-        engine = FakeEngine()
-        async with FakeStepStore(engine) as a:
-            wait = asyncio.ensure_future(a.wait_for(5))
-            await ticks(20)
-            engine.stop()
-            await ticks(20)
-            write = asyncio.ensure_future(a.advance())
-            engine.damaged.add("default")
-            engine.restart()
-            await ticks(20)
-            clock.advance(6)
-            for call in (wait, write):
-                with pytest.raises(StoreDamagedError):
-                    await call
 
 
 async def test_a_session_does_not_recover_from_damage() -> None:

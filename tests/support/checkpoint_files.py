@@ -24,9 +24,12 @@ class WatchedFs:
         fail_at: the number of the operation that fails, counted from 1.
         error: its errno.
         done: whether the operation is done before it fails.
+        operations: what replaces operations of `os`, and is not recorded.
     """
 
-    def __init__(self, fail_at: int | None = None, error: int = errno.EIO, *, done: bool = False) -> None:
+    def __init__(
+        self, fail_at: int | None = None, error: int = errno.EIO, *, done: bool = False, **operations: Callable[..., Any]
+    ) -> None:
         self.log: list[tuple[str, Any]] = []
         self.failed: str | None = None
         self.opened: set[int] = set()
@@ -35,6 +38,7 @@ class WatchedFs:
         self._fail_at = fail_at
         self._error = error
         self._done = done
+        self.__dict__.update(operations)
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(os, name)
