@@ -46,11 +46,7 @@ _MAX_HEADER_BYTES = 100_000_000
 
 # The types that safetensors has a name for. All others (complex numbers, times, fixed-width text and bytes) are stored as
 # plain bytes; the tree has their dtype.
-_NATIVE = {
-    "b1": "BOOL", "i1": "I8", "u1": "U8", "i2": "I16", "u2": "U16", "i4": "I32", "u4": "U32", "i8": "I64", "u8": "U64",
-    "f2": "F16", "f4": "F32", "f8": "F64",
-}  # fmt: skip
-_NATIVE_WIDTH = {dtype: int(dtype[1:]) for dtype in _NATIVE}
+_NATIVE = {each.array[1:]: each.native for name, each in DTYPES.items() if each.native and np.dtype(each.array).name == name}
 _SUPPORTED = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)", re.ASCII)
 
 
@@ -106,7 +102,8 @@ class ArrayFile:
         dtype = _check_dtype(array.dtype, _text_of(path))
         shape = list(array.shape)
         native, data = _NATIVE.get(dtype[1:]), functools.partial(_little_endian_bytes, array, dtype)
-        return self.add_stored(path, _Stored(native, shape, array.nbytes, _NATIVE_WIDTH.get(dtype[1:], 1), data)), dtype, shape
+        width = array.itemsize if native else 1
+        return self.add_stored(path, _Stored(native, shape, array.nbytes, width, data)), dtype, shape
 
     def add_stored(self, path: _Path, stored: _Stored) -> str:
         """Add an array under its path; return its name in the file."""
@@ -324,17 +321,6 @@ def _parse_shape(value: object) -> list[int]:
     return sizes
 
 
-def _is_scalar(value: object) -> bool:
-    # Flexible types are text and bytes, which lose zeros at their end.
-    return isinstance(value, np.generic) and not isinstance(value, np.flexible)
-
-
-def _scalar_to_bytes(value: Any, place: str) -> tuple[str, bytes]:
-    array = np.asarray(value)
-    dtype = _check_dtype(array.dtype, place)
-    return dtype, bytes(_little_endian_bytes(array, dtype))
-
-
 def _scalar_from_bytes(dtype: object, data: object) -> Any:
     kind = _parse_dtype(dtype) if isinstance(dtype, str) else None
     if kind is None or not isinstance(data, bytes) or len(data) != kind.itemsize or kind.kind in "US":
@@ -423,8 +409,11 @@ class _Encoder:
             return msgspec.msgpack.Ext(_TUPLE, self.bytes_of(self._items(value, path)))
         if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
             return msgspec.msgpack.Ext(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
-        if _is_scalar(value):
-            return msgspec.msgpack.Ext(_SCALAR, self.bytes_of(_scalar_to_bytes(value, _text_of(path))))
+        # Flexible types are text and bytes, which lose zeros at their end.
+        if isinstance(value, np.generic) and not isinstance(value, np.flexible):
+            array = np.asarray(value)
+            dtype = _check_dtype(array.dtype, _text_of(path))
+            return msgspec.msgpack.Ext(_SCALAR, self.bytes_of([dtype, bytes(_little_endian_bytes(array, dtype))]))
         if self._torch is not None and self._torch.is_tensor(value):
             return self._tensor(value, path)
         raise self._refused(value, path)

@@ -112,10 +112,6 @@ class Files:
             with contextlib.suppress(FileExistsError):
                 self.fs.mkdir(each, 0o700 if each is path else 0o777)
 
-    def make_directory(self, name: str, *, dir_fd: int) -> None:
-        """Make a directory with mode 0700."""
-        self.fs.mkdir(name, 0o700, dir_fd=dir_fd)
-
     def remove_directory(self, name: str, *, dir_fd: int) -> None:
         """Remove a directory of plain files, or the file or link of that name. Do nothing if it is missing."""
         try:
@@ -316,15 +312,10 @@ class DirectoryLock:
             return self._directory
         check_system()
         self._files.make_directories(self._path)
-        directory = self._files.open_directory(self._path)
+        self._directory = directory = self._files.open_directory(self._path)
         try:
             self._check_owner(directory)
             self._lock = self._lock_file(directory)
-            self._directory = directory
-        except BaseException:
-            self._files.close_quietly(directory)
-            raise
-        try:
             # The name of the directory itself, which may be new, or not yet durable since a crash.
             self._files.sync_path(self._path.parent)
         except BaseException:

@@ -6,6 +6,7 @@ A manifest has one canonical form; anything else is damage.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -19,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
 
 from aiohooks.checkpoint.checkpoint import INTERIM, Checkpoint
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 LOCK = ".lock"
 ARRAYS = "arrays.safetensors"
@@ -46,6 +47,11 @@ class DamagedError(Exception):
 
 class NewerVersionError(Exception):
     """A valid manifest has a version that this library does not know. Private to this package."""
+
+    def of(self, place: object) -> CheckpointError:
+        """Return the error that says what to do, for the checkpoint at a place."""
+        says = f"{place} has version {self} of the format, and this aiohooks reads versions up to {VERSION}; install a later one"
+        return CheckpointError(errno.ENOTSUP, says)
 
 
 @contextlib.contextmanager

@@ -57,11 +57,17 @@ class RemoteDirectory:
     """A directory of checkpoints in a file system of fsspec, which is opened by the first call.
 
     Only names of checkpoints and of their files are ever written or removed.
+
+    Args:
+        url: where it is.
+        options: arguments of the file system.
+        read_back: whether a file is read after its upload to verify its checksum; otherwise its size is compared.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any], *, read_back: bool = True) -> None:
         self._url = url
         self._options = dict(options)
+        self._read_back = read_back
         self._opened: tuple[Any, str] | None = None
         self._known: dict[Name, Checkpoint] = {}
         """The checkpoints whose manifest has been read or written."""
@@ -168,16 +174,9 @@ class RemoteDirectory:
     # Writing
 
     def upload(
-        self,
-        manifest: Manifest,
-        contents: Mapping[str, Iterable[bytes]],
-        alive: Alive,
-        *,
-        read_back: bool,
-        is_new: bool,
-        may_make: bool,
+        self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]], alive: Alive, *, is_new: bool, may_make: bool
     ) -> bool | None:
-        """Write a checkpoint: its files, and when they verify by checksums (`read_back`) or sizes, its manifest.
+        """Write a checkpoint: its files, and when they verify, its manifest.
 
         Returns:
             Whether it was written; False if it is there, None if it was left out: it is not `is_new`, and there is a newer one.
@@ -197,17 +196,16 @@ class RemoteDirectory:
             written = None
         else:
             if found is not None:
-                _check_replaceable(manifest, found, data)
+                if found != data:
+                    _check_replaceable(manifest, found)
                 self._remove_files(name, [_format.MANIFEST], alive)
-            self._write(manifest, data, contents, alive, read_back=read_back)
+            self._write(manifest, data, contents, alive)
         self._listed = {*listed, name}
         if written is not None:
             self._known[name] = manifest.checkpoint(Path())
         return written
 
-    def _write(
-        self, manifest: Manifest, data: bytes, contents: Mapping[str, Iterable[bytes]], alive: Alive, *, read_back: bool
-    ) -> None:
+    def _write(self, manifest: Manifest, data: bytes, contents: Mapping[str, Iterable[bytes]], alive: Alive) -> None:
         name = manifest.name
         fs, root = self._open(alive)
         if not self.is_there:
@@ -216,9 +214,9 @@ class RemoteDirectory:
         for file, entry in manifest.files.items():
             with damage_in(file):
                 self._write_file(name, file, _format.checked_pieces(contents[file], entry), entry.size, alive)
-        if not read_back and (wrong := self._wrong_size(manifest, alive)) is not None:
+        if not self._read_back and (wrong := self._wrong_size(manifest, alive)) is not None:
             raise DamagedError(f"{wrong} does not have {manifest.files[wrong].size} bytes after its upload")
-        for file, entry in manifest.files.items() if read_back else ():
+        for file, entry in manifest.files.items() if self._read_back else ():
             with damage_in("what was read back of"):
                 for _ in self.read_file(name, file, entry, alive):
                     pass
@@ -327,10 +325,8 @@ def _s3_prefixes(fs: Any, root: str) -> list[str]:
         more = {"ContinuationToken": answer["NextContinuationToken"]}
 
 
-def _check_replaceable(manifest: Manifest, found: bytes, data: bytes) -> None:
+def _check_replaceable(manifest: Manifest, found: bytes) -> None:
     """Raise if there is another good manifest, and not only of other metrics: another writer made it."""
-    if found == data:
-        return
     name = manifest.name
     with contextlib.suppress(DamagedError):
         with contextlib.suppress(NewerVersionError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import errno
 import functools
 import logging
 import queue
@@ -26,7 +25,7 @@ from aiohooks.checkpoint._files import Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError
 from aiohooks.checkpoint.checkpoint import Checkpoint
 from aiohooks.checkpoint.policies import KeepPolicy
-from aiohooks.errors import CheckpointError, InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint._remote import Alive, RemoteDirectory
@@ -160,7 +159,8 @@ class Copier:
         self.mirror = mirror
         self._keep = keep
         self._check_place = check_place
-        self._make_remote = functools.partial(_remote.RemoteDirectory, mirror.url, mirror.storage_options or {})
+        options = mirror.storage_options or {}
+        self._make_remote = functools.partial(_remote.RemoteDirectory, mirror.url, options, read_back=mirror.read_back)
         self._reset()
         self._copied = self._replaced = self._failures = 0
         self._error: str | None = None
@@ -260,7 +260,13 @@ class Copier:
                 await self._copy(pending)
             except (MirrorError, DamagedError) as error:
                 self._attempt += 1
-                self._note_failure(pending.checkpoint, str(error))
+                self._failures += 1
+                if self._error is None:
+                    _logger.warning(
+                        "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and training continues",
+                        *(self.mirror, pending.checkpoint.step, error),
+                    )
+                self._error = str(error)
                 self._pending.appendleft(pending)
                 self._drop_replaced()
             else:
@@ -274,7 +280,7 @@ class Copier:
         if self._newest_there is None:
             await self._look(missing_ok=not self._is_away)
         remote, keep, checkpoint, name = self._remote, self._keep, pending.checkpoint, self._name_there(pending)
-        options = {"read_back": self.mirror.read_back, "is_new": pending.is_new, "may_make": not self._is_away}
+        options = {"is_new": pending.is_new, "may_make": not self._is_away}
         check = self._check_place
         try:
             written = await self._in_thread(lambda alive: _upload(remote, checkpoint, name, check, alive, options))
@@ -292,17 +298,6 @@ class Copier:
             await self._in_thread(lambda alive: remote.remove_old(keep, name, alive))
         except MirrorError as error:
             _logger.warning("mirror %s: old checkpoints could not be removed (%s); the next copy tries again", self.mirror, error)
-
-    def _note_failure(self, checkpoint: Checkpoint, reason: str) -> None:
-        is_first, self._error = self._error is None, reason
-        self._failures += 1
-        if is_first:
-            _logger.warning(
-                "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and training continues",
-                self.mirror,
-                checkpoint.step,
-                reason,
-            )
 
     async def _wait_for_next_attempt(self) -> None:
         """Wait as long as the backoff says; `flush` ends the pause."""
@@ -373,11 +368,7 @@ class Copier:
         except DamagedError as error:
             return str(error)
         except NewerVersionError as error:
-            raise CheckpointError(
-                errno.ENOTSUP,
-                f"{self.mirror}/{name} has version {error} of the format, and this aiohooks reads versions up to "
-                f"{_format.VERSION}; install a later one",
-            ) from None
+            raise error.of(f"{self.mirror}/{name}") from None
 
     async def _download(self, name: Name, commit: Callable[[Manifest, Mapping[str, Iterable[bytes]]], object]) -> str | None:
         manifest = await self._in_thread(lambda alive: self._remote.read_manifest(name, alive))

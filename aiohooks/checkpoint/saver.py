@@ -361,7 +361,7 @@ class CheckpointDirectory:
                 name = Name(max(_format.next_sequence(names) - 1 + stride, least_sequence), step)
                 contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
                 manifest = self._commit(dir_fd, names, name, metrics, contents, arrays.version)
-            saved = self._known[name] = self._checkpoint(manifest)
+            saved = self._known[name] = manifest.checkpoint(self.path)
             self._remove_old(dir_fd, names, saved)
             return saved
 
@@ -384,7 +384,7 @@ class CheckpointDirectory:
                 self._files.write_new(temporary, [_format.encode(manifest)], dir_fd=fd)
                 self._files.rename(temporary, _format.MANIFEST, dir_fd=fd)
                 self._files.sync(fd)
-            found = self._known[name] = self._checkpoint(manifest)
+            found = self._known[name] = manifest.checkpoint(self.path)
             self._remove_old(dir_fd, names, found)
             return found
 
@@ -435,7 +435,7 @@ class CheckpointDirectory:
         files = self._files
         temporary = _format.unused_name(f".tmp-{name}", names)
         try:
-            files.make_directory(temporary, dir_fd=dir_fd)
+            files.fs.mkdir(temporary, 0o700, dir_fd=dir_fd)
             with files.directory(temporary, dir_fd=dir_fd) as fd:
                 entries = {
                     file: _format.FileEntry(*files.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()
@@ -510,11 +510,8 @@ class CheckpointDirectory:
                 contextlib.suppress(DamagedError, NewerVersionError),
                 self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd,
             ):
-                self._known[name] = self._checkpoint(self._read_manifest(fd, name))
+                self._known[name] = self._read_manifest(fd, name).checkpoint(self.path)
         return list(self._known.values())
-
-    def _checkpoint(self, manifest: Manifest) -> Checkpoint:
-        return manifest.checkpoint(self.path)
 
     # Reading
 
@@ -593,9 +590,9 @@ class CheckpointDirectory:
                 set_aside.append((str(name), str(error)))
                 self._set_aside(dir_fd, names, name, str(error))
             except NewerVersionError as error:
-                raise self._newer_version_error(name, error) from None
+                raise error.of(self.path / str(name)) from None
             else:
-                return Restored(self._checkpoint(manifest), state, tuple(set_aside))
+                return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
         if set_aside:
             raise self._corrupt_error(set_aside)
         if step is not None:
@@ -611,13 +608,6 @@ class CheckpointDirectory:
             errno.ENOENT,
             f"{self.path} does not exist, so there is nothing to restore; check the name, or pass missing_ok=True if nothing may "
             "have been saved yet",
-        )
-
-    def _newer_version_error(self, name: Name, error: NewerVersionError) -> CheckpointError:
-        return CheckpointError(
-            errno.ENOTSUP,
-            f"{self.path / str(name)} has version {error} of the format, and this aiohooks reads versions up to "
-            f"{_format.VERSION}; install a later one",
         )
 
     def _corrupt_error(self, damaged: list[tuple[str, str]]) -> CorruptCheckpointError:
@@ -654,7 +644,7 @@ class CheckpointDirectory:
             except DamagedError as error:
                 raise CorruptCheckpointError(f"{path} is damaged: {error}", path=path, reason=str(error)) from None
             except NewerVersionError as error:
-                raise self._newer_version_error(name, error) from None
+                raise error.of(path) from None
 
     def checkpoints(self) -> list[Checkpoint]:
         with self._mutex, _error_context(f"the checkpoints in {self.path} could not be listed"):

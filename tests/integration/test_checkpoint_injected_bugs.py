@@ -129,7 +129,7 @@ def commits_through(written_as: str) -> Bug:
         names.add(str(name))
         files, directory = self._files, written_as.format(name)
         unsynced = Files(WithoutSync(files.fs))
-        files.make_directory(directory, dir_fd=dir_fd)
+        files.fs.mkdir(directory, 0o700, dir_fd=dir_fd)
         with files.directory(directory, dir_fd=dir_fd) as fd:
             entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
             manifest = _format.Manifest(name, metrics, entries, version)

@@ -46,6 +46,7 @@ class Service:
         self.methods: list[str] = []
         self.fault: Callable[[str], str | None] = lambda method: None
         self.server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=MotoRequestHandler)
+        self.port: int = self.server.server_port
 
     def _answer(self, environ: dict[str, Any], start_response: Any) -> Any:
         self.methods.append(environ["REQUEST_METHOD"])
@@ -87,16 +88,10 @@ def service() -> Iterator[Service]:
         thread.join()
 
 
-@pytest.fixture(scope="module")
-def server(service: Service) -> int:
-    """Return its port."""
-    return int(service.server.server_port)
-
-
 @pytest.fixture
-async def proxy(server: int) -> AsyncIterator[Proxy]:
+async def proxy(service: Service) -> AsyncIterator[Proxy]:
     """Run a proxy to the server, whose link can be cut."""
-    async with Proxy.to(server) as proxy:
+    async with Proxy.to(service.port) as proxy:
         yield proxy
 
 
@@ -110,9 +105,9 @@ def options(port: int, timeout_secs: float = HANG_SECS) -> dict[str, Any]:
     }
 
 
-def bucket(server: int, name: str) -> Any:
+def bucket(service: Service, name: str) -> Any:
     """Make a bucket, and return a file system that reaches the server directly."""
-    fs = fsspec.filesystem("s3", skip_instance_cache=True, **options(server))
+    fs = fsspec.filesystem("s3", skip_instance_cache=True, **options(service.port))
     fs.mkdir(name)
     return fs
 
@@ -127,10 +122,10 @@ def state_of(step: int) -> dict[str, Any]:
     return {"weights": np.full(STATE_BYTES // 8, float(step))}
 
 
-async def test_a_missing_bucket_is_an_error_and_not_made(server: int, tmp_path: Path) -> None:
+async def test_a_missing_bucket_is_an_error_and_not_made(service: Service, tmp_path: Path) -> None:
     """It is not an empty mirror: a restore fails; what is saved is pending, with the reason in the status."""
     async with asyncio.timeout(HANG_SECS):
-        mirror = Mirror("s3://no-such-bucket/run", storage_options=options(server), backoff=QUICKLY)
+        mirror = Mirror("s3://no-such-bucket/run", storage_options=options(service.port), backoff=QUICKLY)
         async with Saver(tmp_path, mirror=mirror) as saver:
             for missing_ok in (False, True):
                 with pytest.raises(
@@ -145,11 +140,11 @@ async def test_a_missing_bucket_is_an_error_and_not_made(server: int, tmp_path: 
 
 
 @pytest.mark.parametrize("read_back", [True, False])
-async def test_a_checkpoint_takes_six_requests(service: Service, server: int, tmp_path: Path, read_back: bool) -> None:
+async def test_a_checkpoint_takes_six_requests(service: Service, tmp_path: Path, read_back: bool) -> None:
     """Each file is written, and read back; the manifest, whose checksum the store answers, is written; one removes an old one."""
     name = f"counted-{read_back}".lower()
-    fs = await asyncio.to_thread(bucket, server, name)
-    mirror = Mirror(f"s3://{name}/run", storage_options=options(server), read_back=read_back)
+    fs = await asyncio.to_thread(bucket, service, name)
+    mirror = Mirror(f"s3://{name}/run", storage_options=options(service.port), read_back=read_back)
     async with Saver(tmp_path, mirror=mirror, keep=KeepNewest(2)) as saver:
         await saver.save({"step": 0, "weights": np.zeros(1000)}, 0)  # the first one looks what is there
         assert await saver.flush_mirror(HANG_SECS)
@@ -165,9 +160,9 @@ async def test_a_checkpoint_takes_six_requests(service: Service, server: int, tm
     assert await asyncio.to_thread(found_in, fs, f"{name}/run") == expected
 
 
-async def test_files_that_may_not_be_removed_are_an_error(service: Service, server: int, tmp_path: Path, caplog: Any) -> None:
+async def test_files_that_may_not_be_removed_are_an_error(service: Service, tmp_path: Path, caplog: Any) -> None:
     """The store takes the request for all of them, and refuses each in its answer."""
-    await asyncio.to_thread(bucket, server, "kept")
+    await asyncio.to_thread(bucket, service, "kept")
     answer = service._app
     error = b"<Error><Key>k</Key><Code>AccessDenied</Code><Message>no</Message></Error>"
 
@@ -179,7 +174,7 @@ async def test_files_that_may_not_be_removed_are_an_error(service: Service, serv
 
     service._app = refuse
     try:
-        mirror = Mirror("s3://kept/run", storage_options=options(server))
+        mirror = Mirror("s3://kept/run", storage_options=options(service.port))
         async with Saver(tmp_path, mirror=mirror, keep=KeepNewest(1)) as saver:
             for step in (1, 2):
                 await saver.save({"step": step}, step)
@@ -189,9 +184,9 @@ async def test_files_that_may_not_be_removed_are_an_error(service: Service, serv
     assert "old checkpoints could not be removed (PermissionError: [Errno 13] k: AccessDenied no)" in caplog.text
 
 
-async def test_random_faults_of_the_store(service: Service, server: int, tmp_path: Path) -> None:
+async def test_random_faults_of_the_store(service: Service, tmp_path: Path) -> None:
     """Refused, done without an answer, changed, cut: a restore is never wrong, and has the newest in the end."""
-    await asyncio.to_thread(bucket, server, "faulty")
+    await asyncio.to_thread(bucket, service, "faulty")
     chosen = random.Random(5)
     count = step = 0
 
@@ -202,7 +197,7 @@ async def test_random_faults_of_the_store(service: Service, server: int, tmp_pat
         count += 1
         return chosen.choice(FAULTS_OF_ANSWERS)
 
-    mirror = Mirror("s3://faulty/run", storage_options=options(server), backoff=QUICKLY, max_pending=2)
+    mirror = Mirror("s3://faulty/run", storage_options=options(service.port), backoff=QUICKLY, max_pending=2)
 
     async def restored(path: Path) -> int:
         async with Saver(path, mirror=mirror) as saver:
@@ -233,11 +228,11 @@ async def test_random_faults_of_the_store(service: Service, server: int, tmp_pat
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_a_link_that_fails_in_an_upload(server: int, proxy: Proxy, tmp_path: Path, fault: str) -> None:
+async def test_a_link_that_fails_in_an_upload(service: Service, proxy: Proxy, tmp_path: Path, fault: str) -> None:
     """It is not taken for a checkpoint; when the link is back the newest is copied, and restored elsewhere."""
     async with asyncio.timeout(HANG_SECS):
         name = fault.replace(" ", "-")
-        fs = await asyncio.to_thread(bucket, server, name)
+        fs = await asyncio.to_thread(bucket, service, name)
         mirror = Mirror(
             f"s3://{name}/run", storage_options=options(proxy.port, STALL_SECS), backoff=QUICKLY, timeout_secs=STALL_SECS
         )
@@ -258,7 +253,7 @@ async def test_a_link_that_fails_in_an_upload(server: int, proxy: Proxy, tmp_pat
             assert await saver.flush_mirror(HANG_SECS)
             assert saver.mirror_status is not None
             assert saver.mirror_status.latest_step == 3
-        async with Saver(tmp_path / "b", mirror=Mirror(mirror.url, storage_options=options(server))) as saver:
+        async with Saver(tmp_path / "b", mirror=Mirror(mirror.url, storage_options=options(service.port))) as saver:
             restored = await saver.restore()
             assert restored is not None
             assert restored.checkpoint.step == 3
@@ -288,10 +283,10 @@ def has_received(proxy: Proxy, pieces: int) -> bool:
     return proxy.pieces >= pieces
 
 
-async def test_a_killed_writer_leaves_no_half_checkpoint(server: int, proxy: Proxy, tmp_path: Path) -> None:
+async def test_a_killed_writer_leaves_no_half_checkpoint(service: Service, proxy: Proxy, tmp_path: Path) -> None:
     """SIGKILL at random moments of uploads and removals: what another machine restores is complete, and never goes back."""
     async with asyncio.timeout(HANG_SECS):
-        await asyncio.to_thread(bucket, server, "killed")
+        await asyncio.to_thread(bucket, service, "killed")
         random.seed(13)
         latest = 0
         for number in range(3):
@@ -312,7 +307,7 @@ async def test_a_killed_writer_leaves_no_half_checkpoint(server: int, proxy: Pro
             await until_true(functools.partial(has_received, proxy, last))
             writer.send_signal(signal.SIGKILL)
             await writer.wait()
-            mirror = Mirror("s3://killed/run", storage_options=options(server))
+            mirror = Mirror("s3://killed/run", storage_options=options(service.port))
             async with Saver(tmp_path / f"restored {number}", mirror=mirror) as saver:
                 restored = await saver.restore()
             assert restored is not None

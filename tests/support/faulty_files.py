@@ -51,12 +51,12 @@ class Disk:
         """Return the steps of the checkpoints that have a manifest, in the order of their sequences."""
         return [int(name[5:17]) for name in self.checkpoints()]
 
-    def fail(self, *operations: str, error: Exception | None = None) -> None:
+    def fail(self, *operations: str) -> None:
         """Let these operations fail from now on; all of them, if none is named."""
 
         def fail(operation: str, path: str) -> None:
             if not operations or operation in operations:
-                raise error or ConnectionRefusedError("refused")
+                raise ConnectionRefusedError("refused")
 
         self.before = fail
 
@@ -105,12 +105,6 @@ class _Upload:
         self._data += data
         self._show()
         return len(data)
-
-    def __enter__(self) -> _Upload:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def close(self) -> None:
         if not self._closed:
