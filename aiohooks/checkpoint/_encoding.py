@@ -321,6 +321,11 @@ def _parse_shape(value: object) -> list[int]:
     return sizes
 
 
+def _is_scalar(value: object) -> bool:
+    # Flexible types are text and bytes, which lose zeros at their end.
+    return isinstance(value, np.generic) and not isinstance(value, np.flexible)
+
+
 def _scalar_from_bytes(dtype: object, data: object) -> Any:
     kind = _parse_dtype(dtype) if isinstance(dtype, str) else None
     if kind is None or not isinstance(data, bytes) or len(data) != kind.itemsize or kind.kind in "US":
@@ -409,8 +414,7 @@ class _Encoder:
             return msgspec.msgpack.Ext(_TUPLE, self.bytes_of(self._items(value, path)))
         if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
             return msgspec.msgpack.Ext(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
-        # Flexible types are text and bytes, which lose zeros at their end.
-        if isinstance(value, np.generic) and not isinstance(value, np.flexible):
+        if _is_scalar(value):
             array = np.asarray(value)
             dtype = _check_dtype(array.dtype, _text_of(path))
             return msgspec.msgpack.Ext(_SCALAR, self.bytes_of([dtype, bytes(_little_endian_bytes(array, dtype))]))

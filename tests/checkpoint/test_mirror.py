@@ -24,7 +24,7 @@ from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.checkpoint_files import names, same, state_of
 from tests.support.extras import hide
-from tests.support.faulty_files import Disk
+from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import HANG_SECS, until_true
 
 QUICKLY = Backoff(0, 0)
@@ -38,7 +38,7 @@ async def reached(event: threading.Event) -> None:
 
 async def failures(saver: Saver, count: int) -> None:
     """Wait until so many attempts to copy have failed, and the next one is waited for."""
-    await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures == count)
+    await until_true(lambda: status_of(saver).failures == count)
     await asyncio.sleep(0)
 
 
@@ -188,8 +188,7 @@ async def test_any_operation_may_fail(tmp_path: Path, partial: bool) -> None:
         async with Saver(path, mirror=disk.mirror(backoff=QUICKLY), keep=KeepNewest(1)) as saver:
             await saver.save(state_of(2), 2)
             assert await saver.flush_mirror(30)
-            status = saver.mirror_status
-            assert status is not None
+            status = status_of(saver)
             assert (status.copied, status.pending, status.error) == (1, 0, None) or status.latest_step == 2
             disk.heal()
             await saver.save(state_of(3), 3)
@@ -229,8 +228,7 @@ def no_threads() -> bool:
 
 def is_settled(saver: Saver) -> bool:
     """Return whether an attempt has failed, or all are copied and what was old is removed."""
-    status = saver.mirror_status
-    assert status is not None
+    status = status_of(saver)
     return bool(status.failures) or not status.pending
 
 
@@ -254,9 +252,8 @@ async def test_what_is_lost_in_an_upload_is_uploaded_again(tmp_path: Path, file:
     async with Saver(tmp_path / "a", mirror=disk.mirror(backoff=QUICKLY)) as saver:
         await saver.save(state_of(1), 1)
         assert await saver.flush_mirror(30)
-        status = saver.mirror_status
+        status = status_of(saver)
     assert lost
-    assert status is not None
     assert (status.copied, status.failures) == (1, 1)
     assert await restored_step(tmp_path / "b", disk.mirror()) == 1
 
@@ -279,8 +276,7 @@ async def test_without_reading_back_sizes_are_compared(tmp_path: Path, missing: 
         disk.before = lose
         await saver.save(state_of(2), 2)
         assert await saver.flush_mirror(30)
-        assert saver.mirror_status is not None
-        assert saver.mirror_status.failures > 0
+        assert status_of(saver).failures > 0
 
 
 async def test_a_slow_mirror_holds_nothing_up(tmp_path: Path) -> None:
@@ -315,8 +311,7 @@ async def test_more_may_wait(tmp_path: Path) -> None:
             closing = asyncio.create_task(saver.flush_mirror(30))
             await asyncio.sleep(0)
         assert await closing
-        assert saver.mirror_status is not None
-        assert saver.mirror_status.replaced == 1
+        assert status_of(saver).replaced == 1
     written = [int(path.split("/")[0][5:17]) for operation, path in disk.log if operation == "open wb"]
     assert list(dict.fromkeys(written)) == [1, 5, 3, 4]
 
@@ -344,9 +339,8 @@ async def test_one_that_is_damaged_here_is_not_copied(tmp_path: Path) -> None:
             await reached(slow.reached)
             arrays = (await saver.save(state_of(2), 2)).path / "arrays.safetensors"
             arrays.write_bytes(arrays.read_bytes()[:-1] + b"\xff")
-        await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
-        assert saver.mirror_status is not None
-        assert saver.mirror_status.error == "arrays.safetensors does not have the checksum in the manifest"
+        await until_true(lambda: status_of(saver).failures)
+        assert status_of(saver).error == "arrays.safetensors does not have the checksum in the manifest"
         await saver.save(state_of(3), 3)
         assert await saver.flush_mirror(30)
     assert disk.steps() == [1, 3]
@@ -420,7 +414,7 @@ async def test_progress_is_no_stall(tmp_path: Path, clock: ManualClock) -> None:
         await saver.restore()
         disk.before = slow
         await saver.save(state_of(1), 1)
-        while saver.mirror_status is not None and saver.mirror_status.pending:
+        while status_of(saver).pending:
             if await asyncio.to_thread(waiting.acquire, timeout=0.05):
                 clock.advance(29)
                 permits.release()
@@ -508,9 +502,8 @@ async def test_another_checkpoint_of_the_same_name_is_not_replaced(tmp_path: Pat
         await saver.save({"other": 1}, 1)
     async with Saver(tmp_path / "b", mirror=disk.mirror(backoff=QUICKLY)) as saver:
         await saver.restore()
-        await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
-        assert saver.mirror_status is not None
-        assert "another checkpoint has the name step-000000000001.000001: a mirror has one writer" in str(saver.mirror_status)
+        await until_true(lambda: status_of(saver).failures)
+        assert "another checkpoint has the name step-000000000001.000001: a mirror has one writer" in str(status_of(saver))
         assert disk.files == before
         assert (await saver.save({"other": 2}, 2)).sequence == 2
         assert await saver.flush_mirror(30)
@@ -555,7 +548,6 @@ def test_passwords_are_not_shown(tmp_path: Path) -> None:
     """Neither those in the URL nor the options are in what is shown of a mirror."""
     mirror = Mirror("ftp://me:secret@host/run", storage_options={"password": "secret"})
     saver = Saver(tmp_path, mirror=mirror)
-    assert saver.mirror_status is not None
     assert str(mirror) == "ftp://host/run"
     assert "secret" not in f"{mirror} {saver.mirror_status} {saver.mirror_status!r} {saver!r}"
     assert "secret" not in repr(mirror)

@@ -15,8 +15,8 @@ from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import FILES, QUICKLY, mirrored, no_threads, reached, restored_step
-from tests.support.checkpoint_files import WatchedFs, names, state_of
-from tests.support.faulty_files import Disk
+from tests.support.checkpoint_files import WatchedFs, names, state_of, step_of
+from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import until_true
 
 
@@ -54,9 +54,7 @@ async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
         assert names(tmp_path / "b") == ["step-000000000002.000002"]
         with pytest.raises(CheckpointError, match="has no checkpoint of step 7"):
             await saver.restore(7)
-        restored = await saver.restore()
-        assert restored is not None
-        assert restored.checkpoint.step == 3
+        assert step_of(await saver.restore()) == 3
 
 
 async def test_one_that_is_damaged_here_is_restored_from_there(tmp_path: Path) -> None:
@@ -96,9 +94,7 @@ async def test_one_that_is_damaged_there_is_skipped(tmp_path: Path, file: str, d
         disk.files[path] = {"truncated": data[:-1], "longer": data + b"x", "changed": b"?" + data[1:]}[damage]
     before = dict(disk.files)
     async with Saver(tmp_path / "b", mirror=disk.mirror()) as saver:
-        restored = await saver.restore()
-        assert restored is not None
-        assert restored.checkpoint.step == 1
+        assert step_of(await saver.restore()) == 1
         assert names(tmp_path / "b") == ["step-000000000001.000001"]
         assert (await saver.save(state_of(3), 3)).sequence == 3  # later than the damaged one
         assert {path: disk.files[path] for path in before} == before
@@ -133,9 +129,7 @@ async def test_a_mirror_that_cannot_be_read(tmp_path: Path, caplog: pytest.LogCa
         assert raised.value.errno == errno.EIO
     caplog.clear()
     async with Saver(tmp_path / "b", mirror=disk.mirror(backoff=QUICKLY)) as saver:
-        restored = await saver.restore()
-        assert restored is not None
-        assert restored.checkpoint.step == 1
+        assert step_of(await saver.restore()) == 1
         assert caplog.messages == [
             "the mirror faulty://disk/run could not be read (ConnectionRefusedError: refused): continuing with step 1, "
             "the newest here"
@@ -201,10 +195,9 @@ async def test_a_mirror_that_comes_back_loses_nothing(tmp_path: Path, lost: str,
     if lost == "unreadable":
         mount.touch()
     saver = Saver(tmp_path / "b", mirror=mirror, keep=KeepNewest(4))
-    assert (restored := await saver.restore()) is not None
-    assert restored.checkpoint.step == 2
+    assert step_of(await saver.restore()) == 2
     await saver.save(state_of(10), 10)
-    await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
+    await until_true(lambda: status_of(saver).failures)
     if killed:
         await saver.aclose(grace_secs=0)
     if lost == "unreadable":
@@ -213,8 +206,7 @@ async def test_a_mirror_that_comes_back_loses_nothing(tmp_path: Path, lost: str,
     hidden.rename(mount)
     async with saver:
         if killed:
-            assert (restored := await saver.restore()) is not None
-            assert restored.checkpoint.step == 10
+            assert step_of(await saver.restore()) == 10
         for step in (11, 12):
             await saver.save(state_of(step), step)
             assert await saver.flush_mirror(30)
@@ -248,7 +240,7 @@ async def test_a_mount_that_is_lost_in_a_run_is_not_made(tmp_path: Path) -> None
         assert await saver.flush_mirror(30)
         mount.rename(tmp_path / "hidden")
         await saver.save(state_of(2), 2)
-        await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures > 1)
+        await until_true(lambda: status_of(saver).failures > 1)
         assert not mount.exists()
         (tmp_path / "hidden").rename(mount)
         assert await saver.flush_mirror(30)
@@ -286,9 +278,7 @@ async def test_a_mirror_that_hangs_is_not_waited_for(tmp_path: Path, operation: 
             while not restoring.done():
                 clock.advance(30)
                 await asyncio.sleep(0)
-            restored = await restoring
-            assert restored is not None
-            assert restored.checkpoint.step == 1
+            assert step_of(await restoring) == 1
             assert names(tmp_path / "b") == ["step-000000000001.000001"]
         await saver.flush_mirror()
     await until_true(no_threads)
@@ -307,9 +297,7 @@ async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
                 await restoring
             assert names(tmp_path / "b") == []
         disk.heal()
-        restored = await saver.restore()
-        assert restored is not None
-        assert restored.checkpoint.step == 1
+        assert step_of(await saver.restore()) == 1
     await until_true(no_threads)
 
 

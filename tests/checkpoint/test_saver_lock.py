@@ -23,8 +23,8 @@ from aiohooks import Backoff
 from aiohooks.checkpoint import Checkpoint, KeepNewest, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from tests.checkpoint.test_mirror_session import graph
-from tests.support.checkpoint_files import WatchedFs, directory, names, saved, saver_over, state_of
-from tests.support.faulty_files import Disk
+from tests.support.checkpoint_files import WatchedFs, directory, names, saved, saver_over, state_of, step_of
+from tests.support.faulty_files import Disk, status_of
 from tests.support.source import ROOT
 
 IMPORTS = """
@@ -111,8 +111,7 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
     reader = Saver(tmp_path, read_only=True)
     async with Saver(tmp_path) as writer:
         await writer.save({}, 3)
-        assert (restored := await reader.restore()) is not None
-        assert restored.checkpoint.step == 3
+        assert step_of(await reader.restore()) == 3
         for one in (reader, Saver(tmp_path / "unused", read_only=True)):
             with pytest.raises(CheckpointError, match="has read_only=True, so it cannot save") as caught:
                 await one.save({}, 4)
@@ -372,9 +371,8 @@ async def test_a_session_whose_directory_is_lost_fails(tmp_path: Path, made_anew
     async with Saver(path, mirror=disk.mirror(backoff=Backoff(0, 0))) as saver:
         with pytest.raises(CheckpointError, match="is not the directory that this Saver has locked"):
             await train()
-        status = saver.mirror_status
+        status = status_of(saver)
         await saver.aclose(grace_secs=0)
-    assert status is not None
     assert status.replaced == 0
 
 

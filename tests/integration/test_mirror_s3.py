@@ -26,6 +26,8 @@ from werkzeug.serving import make_server
 from aiohooks import Backoff
 from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from aiohooks.errors import CheckpointError
+from tests.support.checkpoint_files import step_of
+from tests.support.faulty_files import status_of
 from tests.support.source import ROOT
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.waiting import HANG_SECS, until_true
@@ -133,9 +135,8 @@ async def test_a_missing_bucket_is_an_error_and_not_made(service: Service, tmp_p
                 ):
                     await saver.restore(missing_ok=missing_ok)
             await saver.save(state_of(1), 1)
-            await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures > 1)
-            assert saver.mirror_status is not None
-            assert "bucket no-such-bucket does not exist" in str(saver.mirror_status)
+            await until_true(lambda: status_of(saver).failures > 1)
+            assert "bucket no-such-bucket does not exist" in str(status_of(saver))
             await saver.aclose(grace_secs=0)
 
 
@@ -245,18 +246,15 @@ async def test_a_link_that_fails_in_an_upload(service: Service, proxy: Proxy, tm
             await until_true(lambda: proxy.connections > 0)
             proxy.fail(fault)
             if fault != "cut in an answer":  # after which s3fs itself tries again
-                await until_true(lambda: saver.mirror_status is not None and saver.mirror_status.failures)
+                await until_true(lambda: status_of(saver).failures)
                 assert not [each for each in await asyncio.to_thread(found_in, fs, f"{name}/run") if "002/manifest" in each]
                 assert set(objects) <= set(await asyncio.to_thread(found_in, fs, f"{name}/run"))
             await saver.save(state_of(3), 3)
             proxy.heal()
             assert await saver.flush_mirror(HANG_SECS)
-            assert saver.mirror_status is not None
-            assert saver.mirror_status.latest_step == 3
+            assert status_of(saver).latest_step == 3
         async with Saver(tmp_path / "b", mirror=Mirror(mirror.url, storage_options=options(service.port))) as saver:
-            restored = await saver.restore()
-            assert restored is not None
-            assert restored.checkpoint.step == 3
+            assert step_of(await saver.restore()) == 3
 
 
 WRITER = """

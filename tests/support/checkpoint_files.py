@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aiohooks.checkpoint import KeepNewest, KeepPolicy, Saver
+from aiohooks.checkpoint import KeepNewest, KeepPolicy, Restored, Saver
 from aiohooks.checkpoint.saver import CheckpointDirectory
 
 
@@ -97,6 +97,11 @@ def saved(path: Path, *steps: int) -> list[Path]:
         return [one.save(state_of(step), step, {}).path for step in steps]
     finally:
         one.close()
+
+
+def step_of(restored: Restored | None) -> int | None:
+    """Return the step of what was restored; None if nothing was."""
+    return None if restored is None else restored.checkpoint.step
 
 
 def state_of(step: int) -> dict[str, Any]:

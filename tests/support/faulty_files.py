@@ -12,8 +12,15 @@ from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 
-from aiohooks.checkpoint import Mirror
+from aiohooks.checkpoint import Mirror, MirrorStatus, Saver
 from tests.support.waiting import HANG_SECS
+
+
+def status_of(saver: Saver) -> MirrorStatus:
+    """Return the status of the mirror of a Saver that has one."""
+    status = saver.mirror_status
+    assert status is not None
+    return status
 
 
 class Disk:
