@@ -340,7 +340,7 @@ def test_states_that_no_writer_makes_are_refused() -> None:
 
 
 def test_array_files_that_no_writer_makes_are_refused() -> None:
-    """Overlaps, gaps, trailing bytes, a huge header."""
+    """Of another form, shape or length; see below for arrays that do not follow each other."""
     data, arrays = _encoding.encode({"a": np.arange(4, dtype=np.int32)})
     good = b"".join(map(bytes, arrays.chunks()))
 
@@ -352,10 +352,8 @@ def test_array_files_that_no_writer_makes_are_refused() -> None:
         return {"dtype": "I32", "shape": [4] if shape is None else shape, "data_offsets": [begin, end]}
 
     wrong = [
-        b"", good[:-1], good + b"\0", struct.pack("<Q", 2**63) + good[8:], struct.pack("<Q", 200_000_000) + good[8:],
-        file(b"["), file(b"{" * 10_000), file({}),
-        file({"a": entry(0, 12)}), file({"a": entry(4, 20)}), file({"a": entry(16, 0)}),
-        file({"a": entry(0, 16), "b": entry(0, 16)}), file({"a": entry(0, 16), "b": entry(16, 16, [0])}),
+        b"", good[:-1], good + b"\0", file(b"["), file(b"{" * 10_000), file({}),
+        file({"a": entry(0, 16), "b": entry(16, 16, [0])}),
         file({"a": entry(0, 16, [2**62, 4])}), file({"b": entry(0, 16)}), file({"a": {**entry(0, 16), "dtype": "PICKLE"}}),
         file({"a": {**entry(0, 16), "dtype": "F32"}}), file({"a": {**entry(0, 16), "more": 1}}), file({"a": [1]}),
         file({"a": entry(-16, 0)}), file({"a": {**entry(0, 16), "data_offsets": [0, 16, 0]}}), good[:7], good[:20],

@@ -12,19 +12,9 @@ import pytest
 from aiohooks import PublisherFailedError, open_step_store
 from aiohooks.errors import PublisherFinishedError
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import Answer, Expire, Fail, Failure, Join, LastExit, Lead, Leave, Member, Request, Snapshot, Write
+from aiohooks.stores._protocol import Snapshot, Write
 from aiohooks.stores.ray import RayStepStore
-from aiohooks.stores.ray._actor import (
-    GCounter,
-    LongPoll,
-    StepActor,
-    pack_message,
-    request_kind,
-    unpack_answer,
-    unpack_message,
-    unpack_request,
-    unpack_snapshot,
-)
+from aiohooks.stores.ray._actor import GCounter, LongPoll, StepActor, pack_message, request_kind, unpack_message, unpack_snapshot
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
 
@@ -188,29 +178,3 @@ async def test_the_newest_poll_replaces_the_others() -> None:
     await actor.leave("p")
     await third
     assert not actor.polls
-
-
-def test_messages_arrive_as_they_were_sent() -> None:
-    """Requests, answers and snapshots, packed and unpacked."""
-    member = Member("p/1", "trainer", 10.0, 7, 2, True, 3)
-    requests: list[Request] = [
-        Write("advance", 2, Position(1, 5), 1, "p", 9),
-        Join(member),
-        Leave("p/1", "trainer", 5, "ValueError: no"),
-        Lead(member),
-        Fail("ValueError: no"),
-        Expire("p/1", 3),
-    ]
-    for request in requests:
-        received = unpack_request(*unpack_message(pack_message(request_kind(request), request)))
-        assert (type(received), received) == (type(request), request)
-    snapshots = [
-        Snapshot(Position(1, 0)),
-        Snapshot(Position(2, 5), 3, "p", True, 8, (member,), LastExit(4, "x", 5, "", True), Failure("no", Position(2, 4)), "id"),
-    ]
-    for snapshot in snapshots:
-        (fields,) = unpack_message(pack_message(snapshot))
-        assert unpack_snapshot(fields) == snapshot
-        assert type(unpack_snapshot(fields).position) is Position
-    answer = Answer("stale", Position(1, 2), 3, 4)
-    assert unpack_answer(unpack_message(pack_message(answer))[0]) == answer
