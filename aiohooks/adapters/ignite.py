@@ -138,19 +138,13 @@ class HooksForIgnite(HooksInLoop):
     def __enter__(self) -> Self:
         super().__enter__()
         handlers = {
-            _events.STARTED: self._started,
-            _events.ITERATION_STARTED: self._iteration_started,
+            _events.STARTED: lambda: self._train(self.engine.state.iteration, self.engine),
+            _events.ITERATION_STARTED: lambda: self._begin_step(self.engine),
             _events.ITERATION_COMPLETED: self._iteration_completed,
         }
         for event, handler in handlers.items():
             self._exits.enter_context(self.engine.add_event_handler(event, handler))
         return self
-
-    def _started(self) -> None:
-        self._train(self.engine.state.iteration, self.engine)
-
-    def _iteration_started(self) -> None:
-        self._begin_step(self.engine)
 
     def _iteration_completed(self) -> None:
         state = self.engine.state

@@ -160,11 +160,8 @@ class LightningCallbacks(CallbacksHook):
         self._set_step(step)
         self._epoch_loop._batches_that_stepped = step
         progress = self._epoch_loop.batch_progress
-        progress.total.ready, progress.current.ready, progress.is_last_batch = (
-            step + 1,
-            index + 1,
-            index + 1 == self._steps_per_epoch,
-        )
+        progress.total.ready, progress.current.ready = step + 1, index + 1
+        progress.is_last_batch = index + 1 == self._steps_per_epoch
         self._logger.on_batch_start(batch)
         self._call_all("on_train_batch_start", batch, index)
         self.module._current_fx_name = "training_step"  # which the session's step may call

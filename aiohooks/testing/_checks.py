@@ -11,6 +11,11 @@ from aiohooks.errors import InvalidArgumentError, add_note, did_you_mean
 Check = TypeVar("Check", bound=Callable[..., Any])
 
 
+def by_name(*checks: Check) -> dict[str, Check]:
+    """Return checks by their names."""
+    return {check.__name__: check for check in checks}
+
+
 async def run_checks(
     checks: Mapping[str, Check], only: str | None, run: Callable[[Check], Awaitable[None]], limit_secs: float
 ) -> None:

@@ -188,7 +188,6 @@ class _Run:
         """Its disturbances in words."""
         self.steps = 0
         self._is_over = False  # nothing is to be disturbed any more
-        self._happened: set[str] = set()
         self._injected: list[BaseException] = []
         self._max_secs = max_secs
         self._kill = kill
@@ -240,7 +239,6 @@ class _Run:
             self._loop.stop()
         if choice := self.choose("slow", len(_SECS), lambda choice: f"{_SECS[choice]:g} s pass, {self._place()}"):
             self._loop.secs += _SECS[choice]
-            self._happened.add("slow")
         for kind in (*_EVENTS, "kill"):
             if self.choose(kind, 2, lambda _: f"{kind}, {self._place()}") and not self._happen(kind):  # noqa: B023 - called here
                 place = kind, self.schedule.numbers[kind]
@@ -271,11 +269,10 @@ class _Run:
                 self._kill(self)
         else:
             numbers = [number for number, before in self._handlers.items() if signal.getsignal(number) != before]
-            could = bool(numbers) and threading.current_thread() is threading.main_thread() and "signal" not in self._happened
+            could = bool(numbers) and threading.current_thread() is threading.main_thread()
+            could = could and [kind for kind, _ in self.schedule.taken].count("signal") == 1
             if could:
                 signal.raise_signal(numbers[-1])
-        if could:
-            self._happened.add(kind)
         return could
 
     def _place(self) -> str:
@@ -295,7 +292,7 @@ class _Run:
 
     def _judge(self) -> None:
         """Say which promise was broken, if one was; how the program ended comes first."""
-        main, happened = self._main, self._happened
+        main, happened = self._main, {kind for kind, _ in self.schedule.taken}
         if self._limit is None or not self._limit.expired():
             happened.discard("timeout")
         if not main.done():
@@ -314,7 +311,7 @@ class _Run:
                 self.problem = "a cancel was invented: the program ended with CancelledError, and nothing had cancelled it"
             return
         self.error = main.exception()
-        if self._is_expected(self.error):
+        if self._is_expected(self.error, happened):
             self.error = None
         elif "cancel" in happened or "timeout" in happened:
             what, due = ("a cancel", "CancelledError") if "cancel" in happened else ("a time limit", "TimeoutError")
@@ -323,10 +320,10 @@ class _Run:
         elif self.error is not None:
             self.problem = f"an error: {safe_repr(self.error)}"
 
-    def _is_expected(self, error: BaseException | None) -> bool:
+    def _is_expected(self, error: BaseException | None, happened: set[str]) -> bool:
         if error is None:
-            return self._happened.isdisjoint(("cancel", "timeout"))
-        if isinstance(error, TimeoutError) and "cancel" not in self._happened and self._happened & {"timeout", "slow"}:
+            return happened.isdisjoint(("cancel", "timeout"))
+        if isinstance(error, TimeoutError) and "cancel" not in happened and happened & {"timeout", "slow"}:
             return True
         seen: list[BaseException] = []
         while error is not None and error not in seen:
@@ -334,7 +331,8 @@ class _Run:
             if any(error is one for one in self._injected):
                 return True
             if isinstance(error, BaseExceptionGroup):
-                return all(map(self._is_expected, flattened([error])))  # pyright: ignore[reportUnknownArgumentType]
+                errors = flattened([error])  # pyright: ignore[reportUnknownArgumentType]
+                return all(self._is_expected(one, happened) for one in errors)
             error = error.__cause__ or error.__context__
         return False
 
@@ -367,7 +365,7 @@ class _Explorer:
         self.disturbances: Counter[str] = Counter()
         self._kinds = frozenset(kinds)
         self._program: Callable[..., Awaitable[Any]] = program
-        self._takes_directory = _takes_argument(program)
+        self._takes_directory = any(one.default is one.empty for one in inspect.signature(program).parameters.values())
         self._make_run = functools.partial(_Run, max_secs=max_secs, errors=self.errors)
 
     def schedule(self, seed: int, steps: int) -> Schedule:
@@ -452,11 +450,6 @@ class _Explorer:
                     break
                 size //= 2
         return run
-
-
-def _takes_argument(program: Callable[..., object]) -> bool:
-    wanted = [one for one in inspect.signature(program).parameters.values() if one.default is one.empty]
-    return bool(wanted)
 
 
 def _kind(run: _Run) -> tuple[str, type | None]:

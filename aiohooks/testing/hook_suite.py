@@ -29,7 +29,7 @@ from aiohooks.session.creators import ChiefSessionCreator, Source, graph_of
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.recovery import RecoveryPolicy
-from aiohooks.testing._checks import run_checks
+from aiohooks.testing._checks import by_name, run_checks
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
 from aiohooks.testing.leaks import describe_task, no_leaks
@@ -376,17 +376,11 @@ def _same(one: Any, other: Any) -> bool:
 
 
 _Check = Callable[[Any], Coroutine[Any, Any, None]]
-
-
-def _by_name(*checks: _Check) -> dict[str, _Check]:
-    return {check.__name__: check for check in checks}
-
-
-_CHECKS = _by_name(
+_CHECKS: dict[str, _Check] = by_name(
     *(ends_cleanly, ends_without_a_run, ends_at_a_stop, works_again, recovers, leaves_errors_alone, passes_on_cancels),
     *(restores_context_variables, has_a_repr, raises_errors_that_pickle, restores_its_state),
 )
-_GROUP_CHECKS = _by_name(
+_GROUP_CHECKS: dict[str, _Check] = by_name(
     *(ends_cleanly, works_again, leaves_errors_alone, passes_on_cancels, ends_at_a_time_limit, leaves_nothing_when_it_fails),
     *(restores_context_variables, has_a_repr, raises_errors_that_pickle),
 )

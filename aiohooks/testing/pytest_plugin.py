@@ -79,12 +79,8 @@ def _explored(item: pytest.Item, marker: pytest.Mark, test: _Body) -> _Body:
         from aiohooks.testing.exploration import ExplorationError, explore
 
         replay: str | None = item.config.getoption("--explore-replay")
-
-        async def program() -> None:
-            await test(*args, **keywords)
-
         try:
-            await explore(program, *marker.args, replay=replay, **marker.kwargs)
+            await explore(functools.partial(test, *args, **keywords), *marker.args, replay=replay, **marker.kwargs)
         except ExplorationError as error:
             add_note(error, f"again: pytest '{item.nodeid}' --explore-replay='{error.replay}'")
             raise

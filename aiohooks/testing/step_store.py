@@ -21,7 +21,7 @@ from aiohooks.errors import (
     StoreClosedError,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
-from aiohooks.testing._checks import run_checks
+from aiohooks.testing._checks import by_name, run_checks
 
 MakeStore = Callable[[str], StepStore]
 """Return a store of the named run, as another process would open it; for a store of one process, the same one again."""
@@ -644,23 +644,17 @@ async def tells_each_exit_once_without_its_data(run: Run) -> None:
 
 
 _Check = Callable[[Run], Coroutine[Any, Any, None]]
-_CHECKS: dict[str, _Check] = {
-    check.__name__: check
-    for check in (
-        *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
-        *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
-        *(announces_before_it_is_used, waits_while_one_can_advance, announces_traces),
-        *(fails, leads, reports_the_exit_of_a_chief_once, initialises, closes, keeps_runs_apart, advances_for_threads),
-        *(is_inspected, stays_in_its_process, forgets),
-    )
-}
-_LOSSES: dict[str, _Check] = {
-    check.__name__: check
-    for check in (
-        *(keeps_the_step_without_its_data, keeps_the_lead_without_its_data, has_one_chief_without_its_data),
-        tells_each_exit_once_without_its_data,
-    )
-}
+_CHECKS: dict[str, _Check] = by_name(
+    *(counts, refuses, wakes, wakes_many, loses_no_race, survives_cancels, cancelled_advance, raises_to, resets),
+    *(reports_changes, times_out, reports_the_last_finished, reports_the_last_failed, bounds_texts),
+    *(announces_before_it_is_used, waits_while_one_can_advance, announces_traces),
+    *(fails, leads, reports_the_exit_of_a_chief_once, initialises, closes, keeps_runs_apart, advances_for_threads),
+    *(is_inspected, stays_in_its_process, forgets),
+)
+_LOSSES: dict[str, _Check] = by_name(
+    *(keeps_the_step_without_its_data, keeps_the_lead_without_its_data, has_one_chief_without_its_data),
+    tells_each_exit_once_without_its_data,
+)
 
 
 async def check_step_store(

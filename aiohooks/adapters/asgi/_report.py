@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.clock import current_clock
@@ -120,13 +120,7 @@ class SessionReporter:
         health, status = self.health(), self.session.status()
         report: dict[str, Any] = {
             "title": safe_text(self._title),
-            "state": health.state,
-            "step": health.step,
-            "doing": list(health.doing),
-            "pause_reason": health.pause_reason,
-            "drain_reason": health.drain_reason,
-            "stop_reason": health.stop_reason,
-            "failure": health.failure,
+            **asdict(health),
             "runs": status.runs,
             "queued": status.queued,
             "recoveries": status.recoveries,

@@ -16,6 +16,7 @@ clients are served.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.resources
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
@@ -250,16 +251,9 @@ class SessionService:
         return self._probe_response(request, health, health.ready)
 
     def _probe_response(self, request: Request, health: ServiceHealth, good: bool) -> Response:
-        body: dict[str, Any] = {"state": health.state}
-        if self._access.check_client(request.scope) is None:  # other clients, such as a remote probe, get the state only
-            body.update(
-                step=health.step,
-                doing=health.doing,
-                pause_reason=health.pause_reason,
-                drain_reason=health.drain_reason,
-                stop_reason=health.stop_reason,
-                failure=health.failure,
-            )
+        body = dataclasses.asdict(health)
+        if self._access.check_client(request.scope) is not None:  # such as a remote probe
+            body = {"state": health.state}
         return _response(JsonReply(200 if good else 503, body))
 
     async def _serve_progress(self, request: Request) -> Response:
