@@ -126,21 +126,6 @@ async def test_a_failure_comes_out_of_the_next_call() -> None:
     assert observer.began == [0, 1, 2, 3, 4, 5]
 
 
-async def test_a_failure_that_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_error="log"` no call raises it, and `disable_after` counts it."""
-
-    async def fails(number: int) -> None:
-        raise ValueError(f"call {number}")
-
-    observer = Observer(fails)
-    registration = ah.configure(observer, background=True, on_error="log", disable_after=2)
-    async with ah.HookGroup(Lifecycle, [registration]) as group:
-        for number in range(4):
-            await group.hooks.on(number)
-    assert observer.began == [0, 1]
-    assert "Observer.on failed; continuing, as its on_error says" in caplog.text
-
-
 async def test_the_time_limit_is_that_of_the_call() -> None:
     """A queued call waits without a limit; an active one that exceeds it fails."""
     with ManualClock() as clock:

@@ -19,23 +19,6 @@ pytestmark = pytest.mark.every_python
 # -- overlapping
 
 
-@pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
-async def test_hooks_of_a_phase_overlap(phase: str) -> None:
-    """Five hooks that each wait until all of them have started succeed, in every phase that overlaps."""
-    started = [asyncio.Event() for _ in HOOKS]
-    through: list[int] = []
-
-    async def act(number: int, now: str) -> None:
-        if now == phase:
-            started[number].set()
-            for other in started:
-                await other.wait()
-            through.append(number)
-
-    await run_once(five_hooks(act))
-    assert sorted(through) == list(HOOKS)
-
-
 async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_else_has_a_task() -> None:
     """Hooks start in registration order; one whose code has an `await` has a task of its own from its first instruction."""
     seen: list[tuple[str, bool]] = []

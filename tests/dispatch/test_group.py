@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.waiting import fail, forever, ticks, until_true
+from tests.support.waiting import fail, forever, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -72,34 +72,6 @@ class Answering:
 
 async def tool(call: str) -> str:
     return f"tool {call}"
-
-
-# -- methods that return nothing
-
-
-async def test_calls_overlap_and_the_first_failure_ends_the_others() -> None:
-    """Hooks that wait overlap; when one fails, the others are cancelled and have ended, and the error is the same object."""
-    error, events = ValueError("no"), list[str]()
-    both = asyncio.Barrier(2)
-
-    async def waits(call: str) -> None:
-        await both.wait()
-        try:
-            await forever()
-        finally:
-            events.append("cancelled")
-
-    async def fails(call: str) -> None:
-        await both.wait()
-        await ticks()
-        raise error
-
-    group = ah.HookGroup(AgentHooks, [Recording(waits), Recording(fails)])
-    with pytest.raises(ValueError, match="no") as raised:
-        await group.hooks.on_tool_start("x")
-    assert raised.value is error
-    assert events == ["cancelled"]
-    assert error.__notes__ == ["raised by Recording#2.on_tool_start"]
 
 
 def test_in_order_keeps_the_other_attributes() -> None:

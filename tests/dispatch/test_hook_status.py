@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
+from tests.support.kinds import Kinds, Next, call
 from tests.support.sessions import double
 from tests.support.waiting import forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
-Next = Callable[[int], Awaitable[int]]
-
-
-class Kinds:
-    async def observe(self, number: int) -> None: ...
-
-    @ah.point("first")
-    async def ask(self, number: int) -> int | None: ...
-
-    @ah.point("wrap")
-    async def wrap(self, number: int, call_next: Next) -> int:
-        return await call_next(number)
-
-    def plain(self, number: int) -> None: ...
 
 
 class Quick:
@@ -44,13 +31,13 @@ class Quick:
             raise self.error
         return self.answer
 
-    async def observe(self, number: int) -> None:
+    async def none(self, number: int) -> None:
         self.make()
 
-    async def ask(self, number: int) -> int | None:
+    async def first(self, number: int) -> int | None:
         return self.make()
 
-    async def wrap(self, number: int, call_next: Next) -> int:
+    async def wrap(self, number: int, call_next: Next) -> Any:
         self.make()
         return await call_next(number)
 
@@ -61,11 +48,11 @@ class Quick:
 class Slow(Quick):
     """Waits in everything that may."""
 
-    async def observe(self, number: int) -> None:
+    async def none(self, number: int) -> None:
         await asyncio.sleep(0)
         self.make()
 
-    async def ask(self, number: int) -> int | None:
+    async def first(self, number: int) -> int | None:
         await asyncio.sleep(0)
         return self.make()
 
@@ -76,24 +63,13 @@ class Other(Quick): ...
 class Around(Quick):
     """Wraps what observes."""
 
-    async def observe(self, number: int) -> AsyncIterator[None]:  # type: ignore[override]
+    async def none(self, number: int) -> AsyncIterator[None]:  # type: ignore[override]
         self.make()
         yield
 
 
-async def innermost(number: int) -> int:
-    return number
-
-
-async def call(hooks: Kinds, kind: str) -> Any:
-    """Call the method `kind`."""
-    if kind == "plain":
-        return hooks.plain(1)
-    return await (hooks.wrap(1, innermost) if kind == "wrap" else getattr(hooks, kind)(1))
-
-
 @pytest.mark.parametrize("made", [[Quick, Quick], [Slow, Slow], [Quick, Slow], [Around, Quick], [Around, Slow]])
-@pytest.mark.parametrize("kind", ["observe", "ask", "wrap", "plain"])
+@pytest.mark.parametrize("kind", ["none", "first", "wrap", "plain"])
 async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) -> None:
     """Also those before the group has changed, and also where a call fails: then not those that it kept from being made."""
     first, second = (one() for one in made)
@@ -112,11 +88,11 @@ async def test_every_call_is_counted_once(kind: str, made: list[type[Quick]]) ->
         await call(group.hooks, kind)
     (status, behind) = group.status()
     assert status[1:4] == (6, 1, "ValueError('no')")
-    overlaps = kind == "observe" and isinstance(first, Slow)
+    overlaps = kind == "none" and isinstance(first, Slow)
     assert behind.calls == (6 if overlaps else 5)
     assert (first.made, second.made) == (6, 5)
     first.error, first.answer = None, 1
-    if kind == "ask":  # the answer of the first keeps the second from being asked
+    if kind == "first":  # the answer of the first keeps the second from being asked
         assert await call(group.hooks, kind) == 1
         assert [one.calls for one in group.status()] == [7, 5]
 
@@ -126,15 +102,15 @@ async def test_a_full_queue_drops_the_call(caplog: pytest.LogCaptureFixture) -> 
     hook = Slow()
     async with ah.HookGroup(Kinds, [ah.configure(hook, background=True, max_pending=2, on_full="drop")]) as group:
         for _ in range(102):
-            await group.hooks.observe(1)
+            await group.hooks.none(1)
         assert group.status() == [("Slow", 102, 0, None, 100, None, 2)]
         texts = [record.getMessage() for record in caplog.records]
         assert texts == [
-            f"Slow.observe: background call dropped, as its on_full says: max_pending=2 are pending; dropped so far: {count}"
+            f"Slow.none: background call dropped, as its on_full says: max_pending=2 are pending; dropped so far: {count}"
             for count in (1, 10, 100)
         ]
         await until_true(lambda: hook.made == 2)
-        await group.hooks.observe(1)
+        await group.hooks.none(1)
     assert hook.made == 3
     assert group.status() == [("Slow", 103, 0, None, 100, None, 0)]
 
@@ -143,14 +119,14 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
     """After the grace period the active call is cancelled, which was made; those behind it are dropped, with a warning."""
 
     class Stuck(Quick):
-        async def observe(self, number: int) -> None:
+        async def none(self, number: int) -> None:
             await forever()
 
     with ManualClock() as clock:
         group = ah.HookGroup(Kinds, [ah.configure(Stuck(), background=True)], grace_secs=1)
         async with group:
             for _ in range(5):
-                await group.hooks.observe(1)
+                await group.hooks.none(1)
             asyncio.get_running_loop().call_later(0.01, clock.advance, 1)
     assert group.status() == [("Stuck", 5, 0, None, 4, None, 0)]
     assert [record.getMessage() for record in caplog.records] == ["Stuck has 5 background calls left, which are dropped"]
@@ -159,23 +135,18 @@ async def test_what_the_end_drops_is_counted(caplog: pytest.LogCaptureFixture) -
 async def test_a_failure_that_the_next_call_raises_is_counted_once() -> None:
     """It is a failure of the call that was queued, and not of the one that raises it."""
     async with ah.HookGroup(Kinds, [ah.configure(Slow(KeyError(1)), background=True)]) as group:
-        await group.hooks.observe(1)
+        await group.hooks.none(1)
         await until_true(lambda: not group.status()[0].pending)
         with pytest.raises(KeyError):
-            await group.hooks.observe(1)
+            await group.hooks.none(1)
         assert group.status() == [("Slow", 1, 1, "KeyError(1)", 0, None, 0)]
 
 
 # -- tried again
 
 OFTEN = [
-    (Quick, "observe"),
-    (Slow, "observe"),
-    (Quick, "ask"),
-    (Slow, "ask"),
-    (Quick, "wrap"),
-    (Around, "observe"),
-    (Quick, "plain"),
+    *((kind, name) for kind in (Quick, Slow) for name in ("none", "first")),
+    *((Quick, "wrap"), (Around, "none"), (Quick, "plain")),
 ]
 
 
@@ -214,16 +185,16 @@ async def test_a_disabled_hook_is_tried_again(made: type[Quick], kind: str, capl
         assert group.status()[0].disabled
 
 
-@pytest.mark.parametrize("kind", ["observe", "wrap"])
+@pytest.mark.parametrize("kind", ["none", "wrap"])
 async def test_only_one_call_tries_it(kind: str) -> None:
     """However long it takes; those beside it do without the hook. If it is cancelled, the hook is tried again later."""
     gates = [asyncio.Event() for _ in range(3)]
 
     class Gated(Quick):
-        async def observe(self, number: int) -> None:
+        async def none(self, number: int) -> None:
             await self.pass_through()
 
-        async def wrap(self, number: int, call_next: Next) -> int:
+        async def wrap(self, number: int, call_next: Next) -> Any:
             await self.pass_through()
             return await call_next(number)
 
@@ -259,13 +230,13 @@ async def test_a_background_hook_is_tried_again() -> None:
     with ManualClock() as clock:
         async with ah.HookGroup(Kinds, [ah.configure(hook, background=True, **options)]) as group:
             for _ in range(3):
-                await group.hooks.observe(1)
+                await group.hooks.none(1)
             await until_true(lambda: not group.status()[0].pending)
             assert (hook.made, group.status()[0].dropped) == (1, 2)
             hook.error = None
             clock.advance(5)
             for _ in range(3):
-                await group.hooks.observe(1)
+                await group.hooks.none(1)
         assert (hook.made, group.status()[0].disabled) == (4, False)
 
 

@@ -15,6 +15,7 @@ import pytest
 import aiohooks as ah
 from tests.support.checks import without_collections
 from tests.support.hooks import PhaseHook
+from tests.support.kinds import Does, Kinds, call
 from tests.support.sessions import double
 from tests.support.waiting import ticks
 
@@ -57,55 +58,16 @@ async def is_slow() -> None:
     await asyncio.Event().wait()
 
 
-class Kinds:
-    """A method of each kind."""
+class Answers(Does):
+    """Answers where that ends a call, or is kept."""
 
-    async def nothing(self, value: int) -> None: ...
-
-    @ah.point("first")
-    async def first(self, value: int) -> int | None: ...
-
-    @ah.point("race")
-    async def race(self, value: int) -> int | None: ...
-
-    @ah.point("merge")
-    async def merge(self, value: int) -> list[int] | None: ...
-
-    @ah.point("chain")
-    async def chain(self, value: int) -> int:
+    async def race(self, value: Any) -> Any:
+        await self.none(value)
         return value
 
-    @ah.point("wrap")
-    async def wrap(self, value: int, call_next: Callable[[int], Awaitable[int]]) -> int:
-        return await call_next(value)
-
-
-def hook(work: Work) -> Any:
-    """Make a hook that does some work in each of its methods."""
-
-    class Hook(Kinds):
-        async def nothing(self, value: int) -> None:
-            await work()
-
-        async def first(self, value: int) -> int | None:
-            await work()
-            return None
-
-        async def merge(self, value: int) -> list[int]:
-            await work()
-            return [value]
-
-        async def chain(self, value: int) -> int:
-            await work()
-            return value
-
-        race = chain
-
-        async def wrap(self, value: int, call_next: Callable[[int], Awaitable[int]]) -> int:
-            await work()
-            return await call_next(value)
-
-    return Hook()
+    async def merge(self, value: Any) -> Any:
+        await self.none(value)
+        return [value]
 
 
 @contextlib.contextmanager
@@ -137,28 +99,31 @@ async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors
 
 @pytest.mark.parametrize("work", [immediately, a_turn, a_future])
 @pytest.mark.parametrize("options", [{}, {"timeout": 60.0}, {"on_error": "log"}, {"order": 1}], ids=str)
-@pytest.mark.parametrize("kind", ["nothing", "first", "race", "merge", "chain", "wrap"])
+@pytest.mark.parametrize("kind", ["none", "first", "race", "merge", "chain", "wrap", "around"])
 async def test_of_a_group(kind: str, options: dict[str, Any], work: Work) -> None:
     """A call of each kind, with each option, whether its hooks wait or not."""
-    composite = ah.compose(Kinds, [ah.configure(hook(work), **options), hook(work)])
-    arguments: tuple[Any, ...] = (1, composite.chain) if kind == "wrap" else (1,)
-    await repeat(lambda: getattr(composite, kind)(*arguments), collect=False)
+    composite = ah.compose(Kinds, [ah.configure(Answers(work), **options), Answers(work)])
+    await repeat(lambda: call(composite, kind), collect=False)
 
 
 @pytest.mark.parametrize("options", [{"on_error": "log"}, {"timeout": 0.001}, {"timeout": 0.001, "on_error": "log"}, {}], ids=str)
-@pytest.mark.parametrize("kind", ["nothing", "first", "race", "merge", "chain", "wrap"])
+@pytest.mark.parametrize("kind", ["none", "first", "race", "merge", "chain", "wrap", "around"])
 async def test_of_a_group_with_a_failure(kind: str, options: dict[str, Any]) -> None:
     """A call of each kind in which one hook fails or takes too long, logged or raised."""
-    composite = ah.compose(Kinds, [ah.configure(hook(is_slow if "timeout" in options else fails), **options), hook(a_turn)])
-    arguments: tuple[Any, ...] = (1, composite.chain) if kind == "wrap" else (1,)
-    await repeat(lambda: getattr(composite, kind)(*arguments), collect=True, errors=(OSError, TimeoutError))
+    failing = Answers(is_slow if "timeout" in options else fails)
+    composite = ah.compose(Kinds, [ah.configure(failing, **options), Answers(a_turn)])
+    await repeat(lambda: call(composite, kind), collect=True, errors=(OSError, TimeoutError))
 
 
 @pytest.mark.parametrize("work", [immediately, a_turn, fails])
 async def test_of_a_background_hook(work: Work) -> None:
     """Calls that are made beside what follows, and fail or not."""
-    async with ah.HookGroup(Kinds, [ah.configure(hook(work), background=True, on_error="log")]) as group:
-        await repeat(lambda: group.hooks.nothing(1), collect=work is fails)
+
+    class Queued(Does):
+        around = Kinds.around  # type: ignore[assignment]  # an async generator cannot be queued
+
+    async with ah.HookGroup(Kinds, [ah.configure(Queued(work), background=True, on_error="log")]) as group:
+        await repeat(lambda: group.hooks.none(1), collect=work is fails)
 
 
 @pytest.mark.parametrize("work", [immediately, a_turn, a_future, fails])
@@ -195,7 +160,7 @@ class Held:
 
 
 async def a_wrapped_call(fail: Work) -> None:
-    await ah.compose(Kinds, [hook(immediately), hook(a_turn)]).wrap(1, lambda _: fail())
+    await ah.compose(Kinds, [Answers(immediately), Answers(a_turn)]).wrap(1, lambda _: fail())
 
 
 async def the_end_of_a_group(fail: Work) -> None:
@@ -205,7 +170,7 @@ async def the_end_of_a_group(fail: Work) -> None:
         async def __aexit__(self, *_: object) -> None:
             await fail()
 
-        async def nothing(self, value: int) -> None: ...
+        async def none(self, value: int) -> None: ...
 
     async with ah.HookGroup(Kinds, [Leaving()]):
         pass

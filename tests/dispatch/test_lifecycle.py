@@ -41,14 +41,8 @@ def test_a_name_that_is_one_edit_away_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "on_tool",
-        "on_tool_started",
-        "tool_start",
-        "no_tool_satrt",
-        "on_tool_sxyrt",
-        "xn_tool_starx",
-        "on_tool_sratt",
-        "ontool_starx",
+        *("on_tool", "on_tool_started", "tool_start", "no_tool_satrt"),
+        *("on_tool_sxyrt", "xn_tool_starx", "on_tool_sratt", "ontool_starx"),
     ],
 )
 def test_a_name_that_is_further_away_is_a_helpers(name: str) -> None:

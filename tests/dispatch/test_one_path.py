@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -11,53 +11,10 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
+from tests.support.kinds import Does, Kinds, Next, call, tail
 from tests.support.waiting import fail, forever, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
-
-Next = Callable[[str], Awaitable[str]]
-
-
-class Kinds:
-    async def none(self, text: str) -> None: ...
-
-    async def unknown(self, text: str) -> Any: ...
-
-    @ah.point("first")
-    async def first(self, text: str) -> str | None: ...
-
-    @ah.point("chain")
-    async def chain(self, text: str) -> str | None: ...
-
-    @ah.point("wrap")
-    async def wrap(self, text: str, call_next: Next) -> str:
-        return await call_next(text)
-
-    async def around(self, text: str) -> None: ...
-
-    def plain(self, text: str) -> None: ...
-
-
-class Does:
-    """Does the same in every method, before it passes on a call that it wraps."""
-
-    def __init__(self, act: Callable[[], Awaitable[Any]]) -> None:
-        self.calls = 0
-        self.act = act
-
-    async def none(self, text: str) -> None:
-        self.calls += 1
-        await self.act()
-
-    unknown = first = chain = none
-
-    async def wrap(self, text: str, call_next: Next) -> str:
-        await self.none(text)
-        return await call_next(text)
-
-    async def around(self, text: str) -> AsyncGenerator[None]:
-        await self.none(text)
-        yield
 
 
 class Plain:
@@ -70,15 +27,7 @@ class Plain:
         raise self.error
 
 
-async def tail(text: str) -> str:
-    return text
-
-
-async def call(hooks: Kinds, kind: str) -> Any:
-    return await getattr(hooks, kind)(*(["x", tail] if kind == "wrap" else ["x"]))
-
-
-kinds = pytest.mark.parametrize("kind", ["none", "unknown", "first", "chain", "wrap", "around"])
+kinds = pytest.mark.parametrize("kind", ["none", "unknown", "first", "race", "merge", "chain", "wrap", "around"])
 
 
 @kinds
@@ -241,7 +190,7 @@ async def test_the_clock_of_a_hook_stands_still_in_what_it_wraps() -> None:
     """Its time limit is for its own time, before and after; what it wraps may take longer."""
     gates = [asyncio.Event() for _ in range(3)]
 
-    async def waits(call_next: Next) -> str:
+    async def waits(call_next: Next) -> Any:
         await gates[0].wait()
         answer = await call_next("x")
         await gates[2].wait()

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 import aiohooks as ah
+from tests.support.waiting import forever
 
 Act = Callable[[], Awaitable[None]]
 Tool = Callable[[Act], Awaitable[None]]
@@ -20,10 +21,6 @@ Tool = Callable[[Act], Awaitable[None]]
 
 class ToolError(Exception):
     """A failure inside of a tool, which the tool's user handles."""
-
-
-async def forever() -> None:
-    await asyncio.get_running_loop().create_future()
 
 
 async def fail() -> None:
