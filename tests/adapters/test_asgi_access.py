@@ -151,15 +151,8 @@ async def test_a_token_protects_the_session() -> None:
     assert (await ask(service, "/progress", headers=good)).json["title"] == "canary"
     assert (await ask(service, "/progress", headers=[*((n.encode(), v.encode()) for n, v in good.items())] * 2)).status == 403
     assert (await ask(service, "/health")).json == {"state": "starting"}
-    assert set((await ask(service, "/health", headers=good)).json) == {
-        "state",
-        "step",
-        "doing",
-        "pause_reason",
-        "drain_reason",
-        "stop_reason",
-        "failure",
-    }
+    shown = "state", "step", "doing", "pause_reason", "drain_reason", "stop_reason", "failure"
+    assert {*(await ask(service, "/health", headers=good)).json} == {*shown}
     assert (await ask(service, "/")).status == 200
     assert SECRET not in repr(service)
     assert SECRET not in repr(service._access)
@@ -292,24 +285,7 @@ async def test_the_page_has_nothing_of_the_session_in_it() -> None:
     assert b"innerHTML" not in script.body
 
 
-SPECIAL = [
-    "\n",
-    "\r",
-    "\x00",
-    "\x1b[31m",
-    "\u202e",
-    "\u2028",
-    "\x85",
-    "\ud800",
-    "\U000e0001",
-    "<b>",
-    "&",
-    "'",
-    '"',
-    "\\",
-    "é",
-    "漢",
-]
+SPECIAL = [*"\n\r\x00\u202e\u2028\x85\ud800\U000e0001<>&'\"\\é漢", "\x1b[31m"]
 
 
 @pytest.mark.parametrize("seed", range(500))

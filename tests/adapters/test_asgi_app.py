@@ -19,7 +19,6 @@ from aiohooks import AsyncMonitoredSession, MemoryStepStore
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError, SessionClosedError
 from tests.support.asgi import Exchange, ask
-from tests.support.extras import hide
 from tests.support.pages import python_blocks
 from tests.support.services import FeedQueue, make_service, running_service, step
 from tests.support.source import ROOT
@@ -163,10 +162,3 @@ def program_of(page: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(python_blocks(ROOT / f"docs/guides/{page}.md")[0].text, names)
     return names
-
-
-def test_without_starlette_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing the adapter without Starlette raises an error with the `pip install` line."""
-    hide(monkeypatch, "starlette", "aiohooks.adapters.asgi.app", "aiohooks.adapters.asgi")
-    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[asgi\]'"):
-        __import__("aiohooks.adapters.asgi")

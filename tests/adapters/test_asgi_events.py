@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from aiohooks import AsyncMonitoredSession, SessionRunHook
+from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
-from tests.support.services import FeedQueue, running_service, step
+from tests.support.services import FeedQueue, SlowToOpen, make_service, running_service, step
 from tests.support.waiting import ticks, until_true
 
 
@@ -91,22 +91,15 @@ async def test_the_last_event_has_the_end(how: str) -> None:
 
 async def test_events_of_a_session_that_opens_late() -> None:
     """A stream that starts before the session is open has an event when it is."""
-    gate = asyncio.Event()
-
-    class Slow(SessionRunHook):
-        async def begin(self) -> None:
-            await gate.wait()
-
-    feeds = FeedQueue()
-    session = AsyncMonitoredSession(step, [Slow()])
-    service = SessionService(session, feeds.loop)
+    hook = SlowToOpen()
+    service = make_service(FeedQueue(), [hook])
     with ManualClock() as clock:
         async with service.lifespan():
             stream = Exchange(service, "/events")
             await ticks(20)
             clock.advance(0.5)
             await ticks(20)
-            gate.set()
+            hook.released.set()
             await ticks(20)
             assert [report["state"] for _, report in stream.reply.events] == ["starting", "running"]
             stream.disconnect()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from aiohooks import AsyncMonitoredSession, MemoryStepStore, SessionRunHook
+from aiohooks import AsyncMonitoredSession, MemoryStepStore
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
-from tests.support.services import FeedQueue, make_service, running_service
+from tests.support.services import FeedQueue, SlowToOpen, make_service, running_service
 from tests.support.waiting import ticks
 
 
@@ -27,19 +27,13 @@ async def test_a_reached_step_is_answered_immediately() -> None:
 
 async def test_a_wait_for_a_later_step() -> None:
     """`GET steps/n` waits, also for a session that is still opening, and is answered when the step is committed."""
-    gate = asyncio.Event()
-
-    class Slow(SessionRunHook):
-        async def begin(self) -> None:
-            await gate.wait()
-
-    feeds = FeedQueue()
-    service = make_service(feeds, [Slow()])
+    feeds, hook = FeedQueue(), SlowToOpen()
+    service = make_service(feeds, [hook])
     async with service.lifespan():
         early = Exchange(service, "/steps/2", query="timeout=60")
         await ticks(20)
         assert not early.task.done()
-        gate.set()
+        hook.released.set()
         feeds.put(1.0)
         await ticks(20)
         assert not early.task.done()
@@ -86,22 +80,16 @@ async def test_a_timeout() -> None:
 
 async def test_the_timeout_counts_while_the_session_opens() -> None:
     """The timeout also covers the time until the session is open."""
-    gate = asyncio.Event()
-
-    class Slow(SessionRunHook):
-        async def begin(self) -> None:
-            await gate.wait()
-
+    hook = SlowToOpen()
     with ManualClock() as clock:
-        feeds = FeedQueue()
-        service = make_service(feeds, [Slow()])
+        service = make_service(FeedQueue(), [hook])
         async with service.lifespan():
             waiting = Exchange(service, "/steps/1", query="timeout=3")
             await ticks(20)
             clock.advance(3)
             await waiting.task
             assert (waiting.reply.status, waiting.reply.json["step"]) == (504, None)
-            gate.set()
+            hook.released.set()
 
 
 STEPS = ["x", "-1", "1.0", "+1", "1e3", "0x1", " 1", "١", "²", "99999999999999999", "9007199254740992", "9" * 5000, "1%00"]  # noqa: RUF001

@@ -17,17 +17,26 @@ from typing import Any
 import anyio
 import pytest
 
-from aiohooks import AsyncMonitoredSession, Graph, SessionRunHook, Variables, WorkerSessionCreator
+from aiohooks import AsyncMonitoredSession, Graph, Variables, WorkerSessionCreator
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.adapters.asgi._lifespan import notify_on_signals
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
 from tests.support.hooks import EndRecorder
-from tests.support.services import FeedQueue, make_service, running_service
+from tests.support.services import FeedQueue, SlowToOpen, make_service, running_service
 from tests.support.waiting import ticks, until_true
 
 owner: contextvars.ContextVar[str] = contextvars.ContextVar("owner", default="test")
+
+
+async def nothing() -> None:
+    """Make a step."""
+
+
+async def ignores_stop(session: AsyncMonitoredSession) -> None:
+    """Continue until cancelled."""
+    await asyncio.Event().wait()
 
 
 async def test_the_session_is_entered_run_and_left_in_one_task() -> None:
@@ -81,12 +90,6 @@ async def test_a_loop_that_does_not_stop_is_cancelled_after_the_grace_period(cap
     """The server waits `grace_secs` for the loop; then it is cancelled with a warning, and the hooks are closed."""
     recorder = EndRecorder()
 
-    async def nothing() -> None:
-        pass
-
-    async def ignores_stop(session: AsyncMonitoredSession) -> None:
-        await asyncio.Event().wait()
-
     with ManualClock() as clock:
         service = SessionService(AsyncMonitoredSession(nothing, [recorder]), ignores_stop, grace_secs=7)
         lifespan = service.lifespan()
@@ -108,12 +111,6 @@ async def test_a_loop_that_does_not_stop_is_cancelled_after_the_grace_period(cap
 async def test_a_cancelled_server_still_closes_the_session() -> None:
     """A server that is cancelled while it ends cancels the session, waits until it is closed, and raises the cancellation."""
     recorder = EndRecorder()
-
-    async def nothing() -> None:
-        pass
-
-    async def ignores_stop(session: AsyncMonitoredSession) -> None:
-        await asyncio.Event().wait()
 
     service = SessionService(AsyncMonitoredSession(nothing, [recorder]), ignores_stop)
 
@@ -157,9 +154,6 @@ async def test_a_lifespan_is_entered_once() -> None:
 
 async def test_a_loop_that_is_no_coroutine_function_is_named() -> None:
     """The session fails with what to write instead."""
-
-    async def nothing() -> None:
-        pass
 
     def loop(session: AsyncMonitoredSession) -> None:
         pass
@@ -210,16 +204,6 @@ async def test_a_signal_ends_waits_before_the_server_ends(server: list[int], num
         await waiting.task
         assert waiting.reply.json["message"] == f"the session makes no more steps: the server received {number.name}"
         assert server == [number]
-
-
-class SlowToOpen(SessionRunHook):
-    """A hook that waits when the session is opened."""
-
-    def __init__(self) -> None:
-        self.released = asyncio.Event()
-
-    async def begin(self) -> None:
-        await self.released.wait()
 
 
 async def test_a_signal_while_the_session_opens(server: list[int]) -> None:

@@ -22,19 +22,14 @@ from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, ask
-from tests.support.services import FeedQueue, make_service, running_service, step
+from tests.support.services import FeedQueue, SlowToOpen, make_service, running_service, step
 from tests.support.waiting import ticks, until_true
 
 
 async def test_health_and_readiness() -> None:
     """From the start to a clean end `health` is 200; `ready` is 200 only while steps can be made."""
-    feeds, seen, gate = FeedQueue(), list[tuple[str, int | None, int | None]](), asyncio.Event()
-
-    class Slow(SessionRunHook):
-        async def begin(self) -> None:
-            await gate.wait()
-
-    service = make_service(feeds, [Slow()])
+    feeds, seen, hook = FeedQueue(), list[tuple[str, int | None, int | None]](), SlowToOpen()
+    service = make_service(feeds, [hook])
 
     async def probe() -> None:
         health, ready = await ask(service, "/health"), await ask(service, "/ready")
@@ -45,7 +40,7 @@ async def test_health_and_readiness() -> None:
     async with service.lifespan():
         await ticks(20)
         await probe()
-        gate.set()
+        hook.released.set()
         feeds.put(1.0)
         assert (await ask(service, "/steps/1")).status == 200
         await probe()

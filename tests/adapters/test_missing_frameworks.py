@@ -1,4 +1,4 @@
-"""The adapters for frameworks where these are not installed; their own tests are run by .ci/frameworks."""
+"""The adapters where the package that they are for is not installed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ import pytest
 
 from tests.support.extras import hide
 
+FRAMEWORKS = ("tensorflow", "keras", "lightning", "ignite", "transformers")
 
-@pytest.mark.parametrize("name", ["tensorflow", "keras", "lightning", "ignite", "transformers"])
-def test_the_extra_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing one says what to install."""
-    hide(monkeypatch, name, f"aiohooks.adapters.{name}")
-    with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{name}\]'"):
-        importlib.import_module(f"aiohooks.adapters.{name}")
+
+@pytest.mark.parametrize(
+    ("package", "extra", "modules"),
+    [
+        *((name, name, [name]) for name in (*FRAMEWORKS, "opentelemetry")),
+        ("prometheus_client", "prometheus", ["prometheus"]),
+        ("starlette", "asgi", ["asgi.app", "asgi"]),
+        ("mlflow", "mlflow", ["trackers.mlflow"]),
+        ("wandb", "wandb", ["trackers.wandb"]),
+        ("tensorboardX", "tensorboard", ["trackers.tensorboard"]),
+    ],
+)
+def test_the_extra_is_named(package: str, extra: str, modules: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing one raises an error with the `pip install` line."""
+    names = [f"aiohooks.adapters.{module}" for module in modules]
+    hide(monkeypatch, package, *names, *(["aiohooks.hooks._tensorboard"] if package == "tensorboardX" else []))
+    with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
+        importlib.import_module(names[-1])

@@ -18,7 +18,6 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
 from aiohooks.errors import AbortedError
-from tests.support.extras import hide
 from tests.support.hooks import Stubborn
 from tests.support.sessions import NO_BACKOFF, double
 from tests.support.waiting import parked, ticks
@@ -300,10 +299,3 @@ async def test_without_an_sdk() -> None:
         run.cancel()
         with pytest.raises(asyncio.CancelledError):
             await run
-
-
-def test_without_opentelemetry_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing the adapter without its package raises an error with the `pip install` line."""
-    hide(monkeypatch, "opentelemetry", "aiohooks.adapters.opentelemetry")
-    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[opentelemetry\]'"):
-        import aiohooks.adapters.opentelemetry  # noqa: F401

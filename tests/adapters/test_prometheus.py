@@ -23,7 +23,6 @@ from aiohooks.adapters.prometheus import PrometheusHook
 from aiohooks.errors import AbortedError, InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import ask
-from tests.support.extras import hide
 from tests.support.services import FeedQueue, make_service
 from tests.support.sessions import NO_BACKOFF, double
 from tests.support.waiting import ticks, until_true
@@ -301,10 +300,3 @@ def test_invalid_arguments_are_refused(wrong: dict[str, Any]) -> None:
         PrometheusHook(**wrong)
     with pytest.raises(InvalidArgumentError, match="metrics"):
         SessionService(ah.AsyncMonitoredSession(double), metrics=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-
-
-def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Importing the adapter without its package raises an error with the `pip install` line."""
-    hide(monkeypatch, "prometheus_client", "aiohooks.adapters.prometheus")
-    with pytest.raises(ImportError, match=r"pip install 'aiohooks\[prometheus\]'"):
-        import aiohooks.adapters.prometheus  # noqa: F401

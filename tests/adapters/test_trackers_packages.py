@@ -23,7 +23,6 @@ from aiohooks.adapters.trackers.wandb import WandbTracker
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
-from tests.support.extras import hide
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import until_true
@@ -294,23 +293,3 @@ async def test_metrics_that_are_sent_late_drop_nothing_in_tensorboard(tmp_path: 
     send_file(tmp_path / "unsent.jsonl", {"step": 1, "time": 1.7e9, "metrics": {"late": 0.5}}, TensorBoardTracker(folder))
     assert tensorboard_points(folder, "late") == [(1, 0.5)]
     assert [step for step, _ in tensorboard_points(folder, "loss")] == [1, 2, 3]
-
-
-# -- what is not installed
-
-
-@pytest.mark.parametrize(
-    ("package", "module", "extra"),
-    [
-        ("mlflow", "aiohooks.adapters.trackers.mlflow", "mlflow"),
-        ("wandb", "aiohooks.adapters.trackers.wandb", "wandb"),
-        ("tensorboardX", "aiohooks.adapters.trackers.tensorboard", "tensorboard"),
-    ],
-)
-def test_without_the_package_the_error_names_the_extra(
-    package: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Importing an adapter without its package raises an error with the `pip install` line."""
-    hide(monkeypatch, package, module, *(["aiohooks.hooks._tensorboard"] if package == "tensorboardX" else []))
-    with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
-        __import__(module)

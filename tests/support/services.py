@@ -43,6 +43,16 @@ class FeedQueue:
             yield value
 
 
+class SlowToOpen(SessionRunHook):
+    """A hook that waits when the session is opened."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+
+    async def begin(self) -> None:
+        await self.released.wait()
+
+
 async def step(value: float) -> dict[str, float]:
     """One step."""
     return {"loss": value}

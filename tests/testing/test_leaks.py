@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
@@ -104,55 +104,54 @@ async def test_tasks_of_hooks_are_named_with_the_users_lines() -> None:
     await asyncio.wait(tasks)
 
 
-async def test_cancelled_but_not_awaited_task_is_a_leak() -> None:
-    """A cancelled task must be awaited before the block is left."""
-    tasks: list[asyncio.Task[Any]] = []
-
-    async def leak() -> None:
-        tasks.append(asyncio.create_task(asyncio.Event().wait(), name="cancelled"))
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-
-    assert "task 'cancelled' still runs" in await leaks_of(leak)
-    assert tasks[0].cancelled()
+def a_task_that_is_cancelled_and_not_awaited() -> Iterator[str]:
+    task = asyncio.ensure_future(asyncio.Event().wait())
+    task.set_name("cancelled")
+    task.cancel()
+    yield "task 'cancelled' still runs"
 
 
-async def test_open_file_is_named() -> None:
-    """A descriptor that was not open before is named with its file."""
-    opened: list[int] = []
-
-    async def leak() -> None:
-        opened.append(os.open(os.devnull, os.O_RDONLY))
-
-    found = await leaks_of(leak)
-    assert f"file descriptor {opened[0]} open on {os.devnull}" in found
-    os.close(opened[0])
+def an_open_file() -> Iterator[str]:
+    opened = os.open(os.devnull, os.O_RDONLY)
+    yield f"file descriptor {opened} open on {os.devnull}"
+    os.close(opened)
 
 
-async def test_open_socket_is_named() -> None:
-    """An open socket is named."""
-    pair: list[socket.socket] = []
-
-    async def leak() -> None:
-        pair.extend(socket.socketpair())
-
-    found = await leaks_of(leak)
-    assert found.count("open on socket:") == 2
-    for one in pair:
-        one.close()
+def an_open_socket() -> Iterator[str]:
+    with socket.socket():
+        yield "open on socket:"
 
 
-async def test_running_thread_is_named() -> None:
-    """A thread that is not joined is named."""
+def a_running_thread() -> Iterator[str]:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait, name="forgotten")
-
-    async def leak() -> None:
-        thread.start()
-
-    assert "thread 'forgotten' still runs" in await leaks_of(leak)
+    thread.start()
+    yield "thread 'forgotten' still runs"
     ended.set()
     thread.join()
+
+
+def a_signal_handler() -> Iterator[str]:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    yield "signal handler of SIGUSR1"
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    "leak", [a_task_that_is_cancelled_and_not_awaited, an_open_file, an_open_socket, a_running_thread, a_signal_handler]
+)
+async def test_what_is_left_open_is_named(leak: Callable[[], Iterator[str]]) -> None:
+    """What was not there before, and is when the block is left."""
+    leaking = leak()
+
+    async def begin() -> None:
+        named.append(next(leaking))
+
+    named: list[str] = []
+    found = await leaks_of(begin)
+    assert named[0] in found
+    assert [*leaking] == []
+    await ticks()
 
 
 async def test_idle_workers_of_the_pools_are_allowed() -> None:
@@ -183,17 +182,6 @@ async def test_abandoned_worker_is_named(warm: bool) -> None:
 
     assert "thread 'AnyIO worker thread' still runs" in await leaks_of(leak)
     ended.set()
-
-
-async def test_signal_handler_left_installed_is_named() -> None:
-    """A signal handler that was changed and not restored is named."""
-    before = signal.getsignal(signal.SIGUSR1)
-
-    async def leak() -> None:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-    assert "signal handler of SIGUSR1" in await leaks_of(leak)
-    signal.signal(signal.SIGUSR1, before)
 
 
 class Fragile:

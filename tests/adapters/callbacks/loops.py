@@ -20,6 +20,7 @@ from aiohooks.adapters.ignite import HooksForIgnite
 from aiohooks.adapters.keras import HooksForKeras
 from aiohooks.adapters.lightning import HooksForLightning
 from aiohooks.adapters.transformers import HooksForTrainer
+from aiohooks.hooks import Evaluation
 
 Loop = Callable[..., None]
 Step = Callable[[int], object]
@@ -169,6 +170,16 @@ def transformers_loop(hooks: Iterable[Any], steps: int, step: Step = do_nothing)
 
 
 LOOPS = (keras_loop, lightning_loop, ignite_loop, transformers_loop)
+
+
+def evaluating(hook: Any, name: str, *results: float, every: int = 2) -> ah.EvaluatorHook:
+    """Make a hook that evaluates in every second step, with these results one after the other, and passes them on."""
+    left = iter(results)
+
+    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
+        return {name: next(left)}
+
+    return ah.EvaluatorHook(evaluate, every=ah.Every(steps=every), on_result=hook.report)
 
 
 class StepsHook(ah.SessionRunHook):

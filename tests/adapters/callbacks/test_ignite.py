@@ -11,9 +11,8 @@ from ignite.metrics import RunningAverage
 
 import aiohooks as ah
 from aiohooks.adapters.ignite import HooksForIgnite, IgniteHandlers
-from aiohooks.hooks import Evaluation
 from aiohooks.testing import RecordingHook
-from tests.adapters.callbacks.loops import StepsHook, ignite_engine, losses
+from tests.adapters.callbacks.loops import StepsHook, evaluating, ignite_engine, losses
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -66,11 +65,7 @@ async def test_events_with_periods_and_results() -> None:
     engine.add_event_handler(Events.ITERATION_COMPLETED(every=2), lambda: seen.append(engine.state.iteration))
     engine.add_event_handler(Events.STARTED, lambda: seen.append(engine.state.epoch))
     hook = IgniteHandlers(engine)
-
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"accuracy": 0.5}
-
-    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=3), on_result=hook.report)
+    evaluator = evaluating(hook, "accuracy", 0.5, 0.5, every=3)
     async with ah.AsyncMonitoredSession(losses(), [evaluator, hook, ah.StopAtStepHook(last_step=5)]) as session:
         async for _ in session.steps():
             pass

@@ -13,8 +13,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.keras import HooksForKeras, KerasCallbacks
-from aiohooks.hooks import Evaluation
-from tests.adapters.callbacks.loops import KerasModel, StepsHook, fit_keras, losses
+from tests.adapters.callbacks.loops import KerasModel, StepsHook, evaluating, fit_keras, losses
 from tests.support.sessions import NO_BACKOFF
 from tests.support.waiting import HANG_SECS
 
@@ -90,19 +89,15 @@ async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
 async def test_callbacks_of_keras_do_what_they_do_in_fit(tmp_path: Path) -> None:
     """`EarlyStopping` stops and restores the best weights, with what an evaluation reports; `CSVLogger` writes both."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
-    accuracies = iter([0.5, 0.9, 0.8, 0.7, 0.6])
 
     async def step() -> dict[str, float]:
         model.set_weights([np.full((1, 1), next(numbers))])
         return {"loss": 0.5}
 
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"val_accuracy": next(accuracies)}
-
     numbers = iter(range(1, 100))
     stopping = keras.callbacks.EarlyStopping("val_accuracy", patience=2, mode="max", restore_best_weights=True)
     hook = KerasCallbacks([stopping, keras.callbacks.CSVLogger(tmp_path / "log.csv")], ["loss"], model=model, steps_per_epoch=2)
-    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    evaluator = evaluating(hook, "val_accuracy", 0.5, 0.9, 0.8, 0.7, 0.6)
     async with ah.AsyncMonitoredSession(step, [evaluator, hook]) as session:
         async for _ in session.steps():
             pass
@@ -136,16 +131,13 @@ async def test_a_result_is_a_test() -> None:
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_the_evaluation_at_the_end_is_passed_on(is_first: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The callbacks get it if the evaluator is before them; otherwise the training has ended by then, and this is logged."""
-
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"val_accuracy": 0.5}
-
     recording = Recording()
     hook = KerasCallbacks([recording])
-    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    evaluator = evaluating(hook, "val_accuracy", 0.5)
     async with ah.AsyncMonitoredSession(losses(), [evaluator, hook] if is_first else [hook, evaluator]) as session:
         await session.run(())
-    assert recording.record[-1] == ("train_end", {"val_accuracy": 0.5} if is_first else {})
+    logs = {"val_accuracy": 0.5} if is_first else {}
+    assert recording.record[-2:] == [("epoch_end", 0, logs), ("train_end", logs)]
     assert ("callbacks do not get the evaluation of step 1, as KerasCallbacks has ended" in caplog.text) is not is_first
 
 
@@ -190,17 +182,6 @@ async def test_a_recovery_begins_the_epoch_again() -> None:
     ]
 
 
-async def test_a_resumed_session_continues_with_its_epoch() -> None:
-    """Epochs and batches are those of the global step."""
-    recording = Recording()
-    steps, hook = ah.MemoryStepStore(5), KerasCallbacks([recording], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(losses(), [hook], global_step=steps) as session:
-        await session.run(())
-    assert [one[:2] for one in recording.record[1:-1]] == [
-        *[("epoch_begin", 2), ("batch_begin", 1), ("batch_end", 1), ("epoch_end", 2)]
-    ]
-
-
 async def test_a_step_of_another_worker_may_end_an_epoch() -> None:
     """Where workers share the steps, an epoch ends at the latest when the next one begins."""
     recording, steps = Recording(), ah.MemoryStepStore()
@@ -235,20 +216,6 @@ async def test_a_hook_serves_one_session_after_the_other() -> None:
         *[("train_begin", {}, False), ("epoch_begin", 0, {}), ("batch_begin", 0, {}), ("batch_end", 0, {})],
         *[("epoch_end", 0, {}), ("train_end", {})],
     ]
-
-
-async def test_the_evaluation_at_the_end_is_in_the_last_logs() -> None:
-    """A result that is reported when the session ends is passed on before the last epoch ends."""
-
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"val_loss": 0.25}
-
-    recording = Recording()
-    hook = KerasCallbacks([recording], ["loss"])
-    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=100), at_end=True, on_result=hook.report)
-    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook]) as session:
-        await session.run(())
-    assert recording.record[-2] == ("epoch_end", 0, {"loss": 1.0, "val_loss": 0.25})
 
 
 @pytest.mark.parametrize("thread", [False, True])

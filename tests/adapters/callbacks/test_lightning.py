@@ -19,9 +19,8 @@ from lightning.pytorch.loggers.logger import Logger
 
 import aiohooks as ah
 from aiohooks.adapters.lightning import HooksForLightning, LightningCallbacks
-from aiohooks.hooks import Evaluation
 from aiohooks.testing import RecordingHook
-from tests.adapters.callbacks.loops import LightningModule, StepsHook, lightning_trainer, loader, losses
+from tests.adapters.callbacks.loops import LightningModule, StepsHook, evaluating, lightning_trainer, loader, losses
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -216,14 +215,11 @@ async def test_a_result_is_a_validation() -> None:
     fitting.fit(Validated(), loader(2), loader(1))
     hook = LightningCallbacks(lightning_trainer([in_session]), LightningModule(), ["loss"], steps_per_epoch=2)
 
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"accuracy": 0.5}
-
     async def step() -> dict[str, torch.Tensor]:
         return {name: torch.tensor(value) for name, value in (await values()).items()}
 
     values = losses()
-    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    evaluator = evaluating(hook, "accuracy", 0.5)
     async with ah.AsyncMonitoredSession(step, [evaluator, hook, ah.StopAtStepHook(last_step=2)]) as session:
         async for _ in session.steps():
             pass
@@ -233,18 +229,13 @@ async def test_a_result_is_a_validation() -> None:
 
 async def test_callbacks_of_lightning_do_what_they_do_in_fit(tmp_path: Path) -> None:
     """`EarlyStopping` stops by what an evaluation reports, and `ModelCheckpoint` keeps the best epoch, with the optimizer."""
-    accuracies = iter([0.5, 0.9, 0.8, 0.7, 0.6])
-
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"val_accuracy": next(accuracies)}
-
     stopping = EarlyStopping("val_accuracy", patience=2, mode="max")
     saving = ModelCheckpoint(tmp_path, monitor="val_accuracy", mode="max", save_on_train_epoch_end=True)
     module = LightningModule()
     trainer = lightning_trainer([stopping, saving], enable_checkpointing=True)
     optimizer = torch.optim.SGD(module.parameters(), 0.25)
     hook = LightningCallbacks(trainer, module, ["loss"], optimizers=[optimizer], steps_per_epoch=2)
-    evaluator = ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
+    evaluator = evaluating(hook, "val_accuracy", 0.5, 0.9, 0.8, 0.7, 0.6)
     async with ah.AsyncMonitoredSession(losses(), [evaluator, hook]) as session:
         async for _ in session.steps():
             pass
@@ -284,22 +275,6 @@ async def test_a_failure_before_the_training_is_not_passed_on() -> None:
         async with ah.AsyncMonitoredSession(losses(), [hook, fail]):
             pass
     assert recording.record == []
-
-
-async def test_a_resumed_session_continues_with_its_epoch() -> None:
-    """Steps and epochs are those of the global step; a result of an evaluation comes after the step."""
-    recording = Recording()
-    hook = LightningCallbacks(lightning_trainer([recording]), LightningModule(), ["loss"], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(losses(), [hook], global_step=ah.MemoryStepStore(5)) as session:
-        hook.report(5, {"accuracy": 0.5})
-        await session.run(())
-    assert [one[:3] for one in recording.record[3:-3]] == [
-        *[("epoch_start", 5, 2), ("batch_start", 5, 2), ("batch_end", 6, 2)],
-        *[("validation_start", 6, 2), ("validation_epoch_start", 6, 2), ("validation_epoch_end", 6, 2), ("validation_end", 6, 2)],
-        ("epoch_end", 6, 2),
-    ]
-    assert recording.record[-1][1:3] == (6, 3)
-    assert hook.trainer.callback_metrics["accuracy"] == 0.5
 
 
 async def test_a_step_begins_at_the_step_of_the_session() -> None:

@@ -12,9 +12,8 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 import aiohooks as ah
 from aiohooks.adapters.transformers import HooksForTrainer, TrainerCallbacks
-from aiohooks.hooks import Evaluation
 from aiohooks.testing import RecordingHook
-from tests.adapters.callbacks.loops import StepsHook, TrainerModel, losses, train_trainer, trainer_arguments
+from tests.adapters.callbacks.loops import StepsHook, TrainerModel, evaluating, losses, train_trainer, trainer_arguments
 from tests.support.checks import refused
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -96,16 +95,6 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
         self.record.append(("evaluate", metrics["eval_loss"], metrics["epoch"], state.global_step, state.best_metric))
 
 
-def evaluating(hook: TrainerCallbacks, results: list[float]) -> ah.EvaluatorHook:
-    """Evaluate every second step, with these losses."""
-    left = iter(results)
-
-    async def evaluate(evaluation: Evaluation) -> dict[str, float]:
-        return {"eval_loss": next(left)}
-
-    return ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), on_result=hook.report)
-
-
 async def test_a_result_is_passed_on_as_in_train() -> None:
     """It is logged, given to `on_evaluate`, and kept if it is the best one, in this order."""
     in_train, in_session = Evaluations(), Evaluations()
@@ -122,7 +111,7 @@ async def test_a_result_is_passed_on_as_in_train() -> None:
         TrainerModel(), trainer_arguments(**EVALUATING), train_dataset=rows, eval_dataset=rows[:1], callbacks=[in_train]
     ).train()
     hook = TrainerCallbacks([in_session], trainer_arguments(**EVALUATING), ["loss"], steps_per_epoch=6)
-    evaluator = evaluating(hook, losses_of_evaluation)
+    evaluator = evaluating(hook, "eval_loss", *losses_of_evaluation)
     async with ah.AsyncMonitoredSession(losses(), [evaluator, hook, ah.StopAtStepHook(last_step=6)]) as session:
         async for _ in session.steps():
             pass
@@ -134,7 +123,7 @@ async def test_a_result_is_passed_on_as_in_train() -> None:
 async def test_callbacks_of_transformers_do_what_they_do_in_train() -> None:
     """`EarlyStoppingCallback` stops by what an evaluation reports."""
     hook = TrainerCallbacks([EarlyStoppingCallback(early_stopping_patience=2)], trainer_arguments(**EVALUATING), ["loss"])
-    async with ah.AsyncMonitoredSession(losses(), [evaluating(hook, [0.5, 0.3, 0.4, 0.6, 0.7]), hook]) as session:
+    async with ah.AsyncMonitoredSession(losses(), [evaluating(hook, "eval_loss", 0.5, 0.3, 0.4, 0.6, 0.7), hook]) as session:
         async for _ in session.steps():
             pass
     assert session.global_step.latest.step == 8
@@ -149,8 +138,9 @@ async def test_a_resumed_session_continues_with_its_state(tmp_path: Path, of_cal
 
     async def train(hook: TrainerCallbacks, results: list[float], last_step: int) -> int:
         creator = ah.ChiefSessionCreator(losses(), checkpoint_dir=tmp_path)
-        hooks = [evaluating(hook, results), hook, ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)]
-        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+        saver, stop = ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)
+        evaluator = evaluating(hook, "eval_loss", *results)
+        async with ah.AsyncMonitoredSession(creator, [evaluator, hook, saver, stop]) as session:
             async for _ in session.steps():
                 pass
         return session.global_step.latest.step

@@ -23,7 +23,7 @@ from aiohooks.adapters.tensorflow import (
     TensorFlowSessionCreator,
     UnavailableError,
 )
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, check_hook, hook_checks
+from aiohooks.testing import ManualClock, RecordingHook, check_hook, hook_checks
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, double
 from tests.support.waiting import parked, until_true
@@ -552,20 +552,6 @@ async def test_what_does_not_fit_is_refused() -> None:
             session.graph.placeholder("y")
     with pytest.raises(ah.errors.InvalidHookError, match="for the session of a TensorFlowSessionCreator"):
         await ah.AsyncMonitoredSession(double, [TensorFlowHooks([Recording()])]).__aenter__()
-
-
-async def test_an_error_of_another_hook_passes() -> None:
-    """The session of TensorFlow is closed when another hook fails at any point, and its error comes out alone."""
-    for phase in ("begin", "after_create_session", "before_run", "after_run", "end", "close"):
-        hook, fault = Recording(), FaultInjectionHook({(phase, 1): OSError(phase)})
-
-        async def use(hook: Recording = hook, fault: RecordingHook = fault) -> None:
-            async with session_of(hook, beside=[fault]) as session:
-                await session.run("train")
-
-        with pytest.raises(OSError, match=phase):
-            await use()
-        assert not tf.get_default_graph().finalized
 
 
 @pytest.mark.parametrize("check", hook_checks())
