@@ -311,6 +311,16 @@ async def test_time_is_virtual_and_threads_work() -> None:
         await explore(wait, seeds=1, max_secs=60)
 
 
+async def test_time_that_passes_in_an_unreliable_call_is_time() -> None:
+    """A time limit of the program's own may end then."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(0.5):
+            await unreliable(asyncio.sleep)(0)
+
+    assert (await explore(limited, seeds=100, disturb=["slow"])).disturbances["slow"] > 10
+
+
 async def test_the_loop_that_explores_is_as_it_was_before() -> None:
     """The clock of the caller, its task and its loop are what they were."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
