@@ -106,8 +106,8 @@ class AiohooksError(Exception):
     A message of more than 2,000 characters is shortened: no value in it, however large, hides what is said.
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(shortened(one, 2_000) if type(one) is str else one for one in args))
+    def __str__(self) -> str:
+        return shortened(super().__str__(), 2_000)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as any exception, except that it is made again without the class's own `__init__`.

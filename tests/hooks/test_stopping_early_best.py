@@ -13,6 +13,7 @@ import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
+from tests.support.sessions import NO_BACKOFF
 
 LOSSES = [5, 3, 4, 1, 2, 2, 2]
 BEST_STEP = 4
@@ -71,6 +72,28 @@ async def test_not_after_an_error() -> None:
         async with ah.AsyncSingularMonitoredSession(training(model), hooks) as session:
             await train(session)
     assert model.weights.tolist() == [6, 6]
+
+
+async def test_the_best_states_survive_a_restart_and_a_recovery(tmp_path: Path) -> None:
+    """They are in the checkpoint: the best observation may be one of a process before."""
+
+    def parts(last: int, *hooks: ah.SessionRunHook) -> tuple[Model, ah.AsyncMonitoredSession]:
+        model = Model()
+        stopping = EarlyStoppingHook("loss", patience=100, restore_best={"model": model})
+        creator = ah.ChiefSessionCreator(training(model), scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path)
+        stop = ah.StopAtStepHook(last_step=last)
+        saver = ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False)
+        return model, ah.AsyncMonitoredSession(creator, [stopping, stop, saver, *hooks], recovery=NO_BACKOFF)
+
+    model, session = parts(5)
+    async with session:
+        await train(session)
+    model, session = parts(len(LOSSES), FaultInjectionHook({("before_run", 2): ah.errors.AbortedError("lost")}))
+    async with session:
+        assert model.weights.tolist() == [5, 5]
+        await train(session)
+    assert session.status().recoveries == 1
+    assert model.weights.tolist() == [BEST_STEP, BEST_STEP]
 
 
 async def test_states_of_an_evaluation_elsewhere() -> None:
