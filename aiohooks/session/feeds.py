@@ -20,7 +20,7 @@ from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Wait
 from aiohooks._diagnostics import Waiting
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
-from aiohooks.errors import StopRequestedError, raise_unchanged, safe_repr
+from aiohooks.errors import StopRequestedError, add_note, raise_unchanged, safe_repr
 from aiohooks.session.producers import Producers
 
 if TYPE_CHECKING:
@@ -146,8 +146,12 @@ class QueueFeeds(_Source):
 
     def use(self, element: Any) -> None:
         super().use(element)
-        for _ in range(1 if self._batch is None else len(element)):
-            self._queue.task_done()
+        try:
+            for _ in range(1 if self._batch is None else len(element)):
+                self._queue.task_done()
+        except ValueError as error:
+            add_note(error, "the session calls task_done of its queue of feeds when a step is complete; leave it out elsewhere")
+            raise
 
 
 class _Taken(NamedTuple):
