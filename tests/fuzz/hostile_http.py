@@ -167,7 +167,8 @@ class Attack:
         head = reply.partition(b"\r\n\r\n")[0].lower()
         if MARK.encode() in head or b"x-injected" in head or b"access-control" in head or b"set-cookie" in head:
             self.report.violations.append(f"a header was injected: {shown}")
-        if b"evil.example" in reply:
+        is_refusal = 403 in statuses and b"content-type: application/json" in head  # it names the host that is refused
+        if b"evil.example" in (head if is_refusal else reply):
             self.report.violations.append(f"a host was repeated: {shown}")
 
     # -- valid requests in between
