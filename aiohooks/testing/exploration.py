@@ -150,20 +150,24 @@ def unreliable(function: Callable[P, Awaitable[T]], *errors: Callable[[], Except
             return await function(*args, **keywords)
         name = getattr(function, "__qualname__", repr(function))
         await sleep(_SECS[run.choose("slow", len(_SECS), lambda choice: f"a call of {name} takes {_SECS[choice]:g} s")])
-        failure = run.choose("failure", 1 + 2 * len(errors), lambda choice: _failure(name, errors, choice))
-        if failure % 2:
-            raise run.injected(errors[failure // 2]())
+        # The errors in turn, each before and after the call; the first choice is none.
+        outcomes = [(error, loses_answer) for error in errors for loses_answer in (False, True)]
+
+        def note(choice: int) -> str:
+            error, loses_answer = outcomes[choice - 1]
+            kind = getattr(error, "__name__", "an error")
+            return f"a call of {name} fails with {kind}{' after it was made' if loses_answer else ''}"
+
+        failure = run.choose("failure", 1 + len(outcomes), note)
+        error, loses_answer = outcomes[failure - 1] if failure else (None, False)
+        if error is not None and not loses_answer:
+            raise run.injected(error())
         answer = await function(*args, **keywords)
-        if failure:
-            raise run.injected(errors[failure // 2 - 1]())
+        if error is not None:
+            raise run.injected(error())
         return answer
 
     return call
-
-
-def _failure(name: str, errors: tuple[Callable[[], Exception], ...], choice: int) -> str:
-    error = getattr(errors[(choice - 1) // 2], "__name__", "an error")
-    return f"a call of {name} fails with {error}{'' if choice % 2 else ' after it was made'}"
 
 
 class _Run:
