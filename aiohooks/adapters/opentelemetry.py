@@ -18,6 +18,7 @@ from aiohooks._aio.observers import Kind
 from aiohooks._aio.run_scope import current_run
 from aiohooks.errors import is_clean_end, missing_extra
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import Publishers, current_publisher
 
 try:
@@ -67,7 +68,7 @@ class OpenTelemetryHook(SessionRunHook):
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Take the names of the session and, if processes share its step store, of the run."""
         status, steps = coord.status(), session.global_step
-        self._publishers = steps.publishers
+        self._publishers = publishers_of(steps)
         self._session = {} if status is None or status.name is None else {"aiohooks.session": status.name}
         if not steps.inline:
             self._session["aiohooks.run"] = steps.run

@@ -16,6 +16,7 @@ from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step
+from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import current_publisher, publisher_summary, shortened
 from aiohooks.version_gate._wait_log import WaitLog
 from aiohooks.version_gate.gate import NotNeeded
@@ -92,7 +93,7 @@ class VersionGateHook(SessionRunHook):
         self._member.steps = session.global_step
         if self._sessions is None:
             self._member.name = current_task().get_name()
-            watcher = self.versions.publishers.watcher
+            watcher = publishers_of(self.versions).watcher
             self._sessions = watcher if isinstance(watcher, _Sessions) else _Sessions(self.versions)
             self._sessions.join(self._member)
 
@@ -257,7 +258,7 @@ class _Sessions:
         self._epoch: int = versions.latest.epoch
         self._check_scheduled = False
         self._warned = False  # that all have left
-        versions.publishers.watcher = self
+        publishers_of(versions).watcher = self
 
     def join(self, member: _Member) -> None:
         """Add a session; it replaces one that has left, if there is one."""
@@ -286,7 +287,7 @@ class _Sessions:
         self._check_scheduled = False
         self._drop_old_epoch()
         version = self._versions.latest.step
-        if not self._versions.publishers.all_held_up or not all(member.waits(version) for member in self._members):
+        if not publishers_of(self._versions).all_held_up or not all(member.waits(version) for member in self._members):
             return
         if not self._members:
             if not self._warned:
@@ -314,7 +315,7 @@ class _Sessions:
                 left.position = latest.step
 
     def _describe_waits(self) -> str:
-        latest, publishers = self._versions.latest, self._versions.publishers
+        latest, publishers = self._versions.latest, publishers_of(self._versions)
         waiting = [member for member in self._members if member.waits(latest.step)]
         left = shortened(tuple(f"{one.name} ({one.how})" for one in self._left))
         published = f"now at {latest.step}, {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"

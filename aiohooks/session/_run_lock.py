@@ -188,7 +188,7 @@ class RunLock:
         try:
             return await wait
         finally:
-            publisher.held_up -= 1
+            publisher.let_go()
 
     async def close(self, immediately: bool, grace_secs: float) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""

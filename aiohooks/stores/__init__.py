@@ -8,20 +8,20 @@
     base            StepStore: the contract, and what is the same on every engine
     memory          MemoryStepStore, for one process
     _membership     the publishers and the chief of this process, and those of others, for the next two
-    shared          SharedStepStore: the base of stores with their state outside the process
-    remote          RemoteStepStore: the same behind a connection
+    engine          Engine: what an engine provides, and EngineLink: what its store offers to it
+    shared          SharedStepStore: a store of several processes, over an engine
     local/          LocalStepStore, for the processes of one machine: files
     redis/          RedisStepStore: Redis or Valkey
     nats/           NatsStepStore: NATS with JetStream
     ray/            RayStepStore: an actor on a Ray cluster
     open            open_step_store, by URL
 
-Each imports only from those above it; an engine is imported when it is asked for. Write your own engine on `SharedStepStore` or
-`RemoteStepStore`.
+Each imports only from those above it; an engine is imported when it is asked for. Write your own as an `Engine`, and give it to
+a `SharedStepStore`.
 
-An advance goes store.advance -> the engine -> `_observe` -> WaitRegistry.observe -> wake; in another process the engine's
-notification goes to `_observe` there. A wait goes wait_for -> WaitRegistry.wait, which parks it under its step and passes the
-lowest step with a waiter to `_subscribe`.
+An advance goes store.advance -> Engine.request -> WaitRegistry.observe -> wake; in another process the engine's notification
+goes to `link.observe`, which is WaitRegistry.observe there. A wait goes wait_for -> WaitRegistry.wait, which parks it under its
+step; the lowest step with a waiter goes to Engine.subscribe.
 """
 
 from typing import TYPE_CHECKING
@@ -30,21 +30,22 @@ if TYPE_CHECKING:
     from aiohooks.stores._protocol import Position
     from aiohooks.stores._waiting import Changes
     from aiohooks.stores.base import StepStore, StoreStatistics, Term
+    from aiohooks.stores.engine import Engine, EngineLink
     from aiohooks.stores.memory import MemoryStepStore
     from aiohooks.stores.open import open_step_store
     from aiohooks.stores.publishers import Publisher, current_publisher
-    from aiohooks.stores.remote import RemoteStepStore
     from aiohooks.stores.report import ExitReport, PublisherReport, RunReport
     from aiohooks.stores.shared import SharedStepStore
 
 __all__ = [
     "Changes",
+    "Engine",
+    "EngineLink",
     "ExitReport",
     "MemoryStepStore",
     "Position",
     "Publisher",
     "PublisherReport",
-    "RemoteStepStore",
     "RunReport",
     "SharedStepStore",
     "StepStore",
@@ -63,10 +64,10 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
             "aiohooks.stores._protocol": ("Position",),
             "aiohooks.stores._waiting": ("Changes",),
             "aiohooks.stores.base": ("StepStore", "StoreStatistics", "Term"),
+            "aiohooks.stores.engine": ("Engine", "EngineLink"),
             "aiohooks.stores.memory": ("MemoryStepStore",),
             "aiohooks.stores.open": ("open_step_store",),
             "aiohooks.stores.publishers": ("Publisher", "current_publisher"),
-            "aiohooks.stores.remote": ("RemoteStepStore",),
             "aiohooks.stores.report": ("ExitReport", "PublisherReport", "RunReport"),
             "aiohooks.stores.shared": ("SharedStepStore",),
         },

@@ -7,7 +7,19 @@ from collections.abc import Collection
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
-from aiohooks.stores._protocol import Expire, Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
+from aiohooks.stores._protocol import (
+    Expire,
+    Fail,
+    Join,
+    LastExit,
+    Leave,
+    Member,
+    Position,
+    Request,
+    Snapshot,
+    exit_writer,
+    logger,
+)
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher, PublisherExit
 
@@ -22,23 +34,10 @@ class Members:
     renew its lease, after a quarter of the lease time.
     """
 
-    __slots__ = (
-        "_last_once",
-        "_lease_secs",
-        "_numbers",
-        "_once",
-        "_publishers",
-        "_sent",
-        "_seq",
-        "chief",
-        "exit_writer",
-        "process",
-    )
+    __slots__ = ("_last_once", "_lease_secs", "_numbers", "_once", "_publishers", "_sent", "_seq", "chief", "process")
 
     def __init__(self, process: str, lease_secs: float) -> None:
         self.process = process
-        self.exit_writer = f"{process}/"
-        """The writer of exits and failures."""
         self.chief: Member | None = None
         """The lease of this process while it is the chief."""
         self._lease_secs = lease_secs
@@ -84,7 +83,7 @@ class Members:
 
     def _send_once(self, request: Leave | Fail) -> None:
         self._seq += 1
-        self._once.append(request._replace(writer=self.exit_writer, seq=self._seq))
+        self._once.append(request._replace(writer=exit_writer(self.process), seq=self._seq))
 
     @property
     def here(self) -> tuple[Member, ...]:

@@ -186,6 +186,11 @@ class Expire(NamedTuple):
     heartbeat: int
 
 
+def exit_writer(process: str) -> str:
+    """Return the writer of the exits and failures of a process, which are numbered on their own."""
+    return f"{process}/"
+
+
 Request = Write | Join | Leave | Lead | Fail | Expire
 
 
@@ -205,6 +210,14 @@ class Answer(NamedTuple):
 EngineError = StoreUnavailableError | StoreDamagedError
 ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
 """The errors of an engine that is unavailable, refuses a request, or holds corrupt data."""
+
+
+CERTIFICATE_HINTS = (
+    ("certificate has expired", "it has expired; renew it on the server"),
+    ("certificate is not yet valid", "it is not valid yet; is the clock of this machine right?"),
+    ("certificate is not valid for", "it is for another name; give a name that is in it as the host"),
+)
+"""What to do about a server's certificate, by a part of the text of its error."""
 
 
 def damaged_error(run: str, path: str, *, found: str, expected: str, delete: str) -> StoreDamagedError:

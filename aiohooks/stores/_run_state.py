@@ -21,6 +21,7 @@ from aiohooks.stores._protocol import (
     Request,
     Snapshot,
     Write,
+    exit_writer,
 )
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -97,9 +98,9 @@ class RunState:
         """Change nothing else: a write to see whether the engine takes writes."""
         self.revision += 1
 
-    def forget(self, *writers: str) -> None:
-        """Drop the last answers to these writers."""
-        for writer in writers:
+    def forget(self, process: str) -> None:
+        """Drop the last answers to a process."""
+        for writer in (process, exit_writer(process)):
             self.answers.pop(writer, None)
 
     def recover(self, process: str, known: Snapshot, answers: Mapping[str, tuple[int, Position]]) -> None:

@@ -534,10 +534,9 @@ class WaitRegistry:
 
     def _unpark_publishers(self, publishers: list[Publisher], wait: asyncio.Future[Any]) -> None:
         for publisher in publishers:
-            self.publishers.unpark(publisher, wait)
-            self._on_publisher_changed(publisher)
-            if not publisher.parked:
+            if self.publishers.unpark(publisher, wait):
                 self._warned_at = None
+            self._on_publisher_changed(publisher)
 
 
 class _ProgressLog:

@@ -81,7 +81,7 @@ class StepStore(Waiting):
     """
 
     inline: ClassVar[bool] = False
-    """Internal: whether `advance_nowait` is available, which advances without suspending."""
+    """Whether `advance_nowait` is available, which advances without suspending."""
 
     def __init__(self, position: Position, *, run: str) -> None:
         """Start from `position`; `run` names what is counted."""
@@ -259,14 +259,9 @@ class StepStore(Waiting):
         """Register a publisher, which may advance the store until it is closed; it counts from now on."""
         name = _checked_name(name, "publisher ")
         self._enter()
-        publisher = Publisher(name, self._leave, self.publishers.notify_held_up, self._on_publisher_changed)
+        publisher = Publisher(name, self._leave, self._waits.publishers.on_held_up, self._on_publisher_changed)
         self._waits.join(publisher)
         return publisher
-
-    @property
-    def publishers(self) -> Publishers:
-        """Internal: the publishers, as far as they are known here."""
-        return self._waits.publishers
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:
         if not self._waits.closed:
@@ -320,7 +315,7 @@ class StepStore(Waiting):
         )
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> str | None:
-        """Internal: return the words for a wait for a step, as status and timeouts show it."""
+        """Return what a call of `wait_for` waits for, in words, for status and the notes of errors."""
         return f"step {arguments['step']} of {self.run}" if method == "wait_for" else None
 
     def __repr__(self) -> str:
@@ -359,6 +354,11 @@ class StepStore(Waiting):
 
     def _not_leading_error(self) -> InvalidArgumentError:
         return InvalidArgumentError(f"{self!r}: only the chief can have initialised it; call this inside `async with lead()`")
+
+
+def publishers_of(store: StepStore) -> Publishers:
+    """Return the publishers of a store, as far as they are known here: for the other parts of the library."""
+    return store._waits.publishers  # pyright: ignore[reportPrivateUsage]
 
 
 _MAX_NAME = 1_000

@@ -20,7 +20,7 @@ class Publisher:
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_leave", "_on_changed", "_on_held_up", "closed", "held_up", "name", "parked", "trace")
+    __slots__ = ("_held_up", "_leave", "_on_changed", "_on_held_up", "_parked", "closed", "name", "trace")
 
     def __init__(
         self,
@@ -33,36 +33,42 @@ class Publisher:
         self.name: str = name
         self.closed: bool = False
         """Whether it has left."""
-        self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
-        """Internal: its waits: the step of each and the run in which it began; a resolved one stays until its task has run."""
-        self.held_up: int = 0
-        """Internal: the number of waits of its session between the session's runs, on whatever it is that they wait."""
         self.trace: str = ""
-        """Internal: the span of its last run, as a W3C `traceparent`; empty if it has none."""
+        """The span of its last run, as a W3C `traceparent`; empty if it has none."""
+        # Its waits: the step of each and the run in which it began; a resolved one stays until its task has run.
+        self._parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
+        self._held_up = 0
         self._leave = leave
         self._on_held_up = on_held_up
         self._on_changed = on_changed
 
     def set_trace(self, trace: str) -> None:
-        """Internal: note the span of a run. The first is announced to other processes, later ones along with its waits."""
+        """Note the span of a run, for the telemetry of others.
+
+        The first is announced to other processes immediately, later ones along with its waits.
+        """
         first, self.trace = not self.trace, trace
         if first:
             self._on_changed(self)
 
     def hold_up(self) -> None:
-        """Internal: note that its session begins no run until `held_up` is counted down again."""
-        self.held_up += 1
+        """Note that its session begins no run, whatever it waits for, until `let_go` was called as often."""
+        self._held_up += 1
         self._on_held_up()
+
+    def let_go(self) -> None:
+        """Undo a `hold_up`."""
+        self._held_up -= 1
 
     @property
     def waiting(self) -> int:
         """The number of its waits that are parked and hold up the run in which they began."""
-        return sum(not wait.done() and run.active for wait, (_, run) in self.parked.items())
+        return sum(not wait.done() and run.active for wait, (_, run) in self._parked.items())
 
     @property
     def waits_for(self) -> int:
         """The highest step that holds up its run; 0 while nothing does."""
-        waits = self.parked.items()
+        waits = self._parked.items()
         return max((step for wait, (step, run) in waits if not wait.done() and run.active), default=0)
 
     def close(self, exc: BaseException | None = None) -> None:
@@ -135,14 +141,14 @@ class Publishers:
 
     def __init__(self) -> None:
         self._registered: dict[Publisher, None] = {}
-        self._parked = 0  # how many have a wait in `parked`, resolved or not: an upper bound of how many are waiting
+        self._parked = 0  # how many have parked waits, resolved or not: an upper bound of how many are waiting
         self.last_exit: PublisherExit | None = None
         self.left_here: int = 0
         """How many publishers of this process have left."""
         self.others: tuple[Member, ...] = ()
         """The publishers in other processes."""
         self.watcher: PublisherWatcher | None = None
-        """Notified when a publisher begins to wait between its runs."""
+        """What depends on the publishers."""
 
     def __contains__(self, publisher: object) -> bool:
         return publisher in self._registered
@@ -172,30 +178,30 @@ class Publishers:
         """Remove a publisher, and keep how it left."""
         del self._registered[publisher]
         self.left_here += 1
-        self._parked -= bool(publisher.parked)
-        error = None if exc is None or is_clean_end(exc) else exc
-        self.last_exit = PublisherExit(publisher.name, step, error)
+        self._parked -= bool(publisher._parked)
+        self.last_exit = PublisherExit(publisher.name, step, None if exc is None or is_clean_end(exc) else exc)
 
     def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope) -> None:
         """Note that a registered publisher waits for a step, in this run."""
-        self._parked += not publisher.parked
-        publisher.parked[wait] = step, run
+        self._parked += not publisher._parked
+        publisher._parked[wait] = step, run
 
-    def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> None:
-        """Drop a wait, also of a publisher that has left meanwhile."""
-        del publisher.parked[wait]
-        if not publisher.parked and publisher in self._registered:
+    def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> bool:
+        """Drop a wait, also of a publisher that has left meanwhile; return whether it was the last one of the publisher."""
+        del publisher._parked[wait]
+        if not publisher._parked and publisher in self._registered:
             self._parked -= 1
+        return not publisher._parked
 
-    def notify_held_up(self) -> None:
-        """Notify the watcher, if there is one, that a publisher begins to wait between its runs."""
+    def on_held_up(self) -> None:
+        """Notify the watcher that a publisher begins to wait between its runs."""
         if self.watcher is not None:
             self.watcher.on_held_up()
 
     @property
     def all_held_up(self) -> bool:
         """Whether each publisher waits for something between its runs; False if there is none, or one in another process."""
-        return bool(self._registered) and not self.others and all(publisher.held_up for publisher in self._registered)
+        return bool(self._registered) and not self.others and all(publisher._held_up for publisher in self._registered)
 
     def all_waiting(self, step: int) -> bool:
         """Whether no publisher could advance now: there is none, or each one is itself waiting beyond `step`."""

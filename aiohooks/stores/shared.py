@@ -1,22 +1,24 @@
-"""The base of step stores whose state is outside this process: opening, publishers' leases, the chief's term, snapshots."""
+"""Step stores whose run is outside this process, in an engine: opening, outages, leases, the chief's term, combined writes."""
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import math
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator, Coroutine
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from asyncio import get_running_loop
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import new_task, shielded, wait_done
-from aiohooks._aio.clock import TimerHandle, current_clock, wake
+from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.opening import Outages, wait_for_others
 from aiohooks._validate import check_choice, check_secs
@@ -27,6 +29,8 @@ from aiohooks.errors import (
     StoreClosedError,
     StoreDamagedError,
     StoreRefusedError,
+    StoreUnavailableError,
+    copy_error,
 )
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import (
@@ -44,115 +48,136 @@ from aiohooks.stores._protocol import (
     checked_step,
     logger,
 )
-from aiohooks.stores._waiting import ChangeWaiter
+from aiohooks.stores._waiting import ChangeWaiter, resolve
 from aiohooks.stores.base import OPEN_BY_URL, StepStore, Term
+from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.publishers import Publisher
 from aiohooks.stores.report import RunReport
 
+T = TypeVar("T")
 _CLOSE_SECS = 5.0
 """How long closing waits for the engine; leases that could not be given back run out."""
-
-REFUSED_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)
-"""The pauses before a request is sent again that the engine has refused: a full disk, too many open files."""
+_CONNECT_BACKOFF = Backoff(initial_secs=0.05, max_secs=5.0)
+_ANNOUNCE_BACKOFF = Backoff(initial_secs=0.1, max_secs=5.0)  # for what the engine has refused: its disk is full
 
 OnLost = Literal["raise", "keep"]
 
 
+class _PendingWrite:
+    """One caller's write, until it is answered."""
+
+    __slots__ = ("amount", "answer", "kind")
+
+    def __init__(self, kind: WriteKind, amount: int) -> None:
+        self.kind: WriteKind = kind
+        self.amount = amount
+        # An error is a result, too: a cancelled caller does not fetch it.
+        self.answer: asyncio.Future[Position | Exception] = get_running_loop().create_future()
+
+
 class SharedStepStore(StepStore):
-    """The base of stores that several processes share. Each process opens its own, by the same address and run.
+    """A store that several processes share, over an engine. Each process opens its own, by the same address and run.
 
     It is opened by the first call that needs it, or by `async with`; closing it lets the others know that its publishers have
     left. Publishers and the chief hold leases: when their process dies, the waiters of all processes are notified.
 
-    For engines: `_open` begins to report to `_observe_snapshot` and `_observe`; `_request` sends one request, which takes
-    effect exactly once.
+    A lost connection is made again, after growing pauses with jitter; waits continue meanwhile, and requests are repeated
+    until they are answered: each takes effect exactly once. `max_outage_secs` bounds both.
     """
 
-    _leased: ClassVar[bool] = True
-    """Whether members renew their leases to be known as alive; otherwise the engine finds the dead by itself."""
-
-    def __init__(self, *, run: str, on_lost: OnLost = "raise", lease_secs: float = 10.0, join_grace_secs: float = 30.0) -> None:
-        """Check the options; connect later.
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        run: str = "default",
+        on_lost: OnLost = "raise",
+        join_grace_secs: float = 30.0,
+        lease_secs: float = 10.0,
+        heartbeat: float = 15.0,
+        connect_timeout: float = 10.0,
+        max_outage_secs: float | None = None,
+    ) -> None:
+        """Check the options; connect later. Those from `lease_secs` on are for an engine behind a connection.
 
         Args:
+            engine: where the run is; of this store alone.
             run: the name of the run; stores of different runs never meet.
             on_lost: what happens to waiters when a publisher was found dead and no other could reach their step: "raise"
                 `PublisherFailedError`, or "keep" waiting for its successor.
+            join_grace_secs: how long to wait for publishers if all had left before this store was opened.
             lease_secs: for how long a process that has stopped renewing its leases counts as alive. They are renewed by the event
                 loop, so give more than the longest time for which the loop is blocked; a longer one is logged at WARNING.
-            join_grace_secs: how long to wait for publishers if all had left before this store was opened.
+            heartbeat: after how many seconds of silence the connection for notifications is tested: one that is dead without
+                a signal is detected within this time and a second more.
+            connect_timeout: how many seconds the first connection may take, with all its attempts.
+            max_outage_secs: after how long an outage waits and writes end with `StoreUnavailableError`; None: they continue.
         """
         super().__init__(Position(1, 0), run=run)
         check_choice(on_lost, "on_lost", "raise", "keep")
-        check_secs(lease_secs, "lease_secs", positive=True)
         check_secs(join_grace_secs, "join_grace_secs")
+        for name, secs in (("lease_secs", lease_secs), ("heartbeat", heartbeat), ("connect_timeout", connect_timeout)):
+            check_secs(secs, name, positive=True)
+        check_secs(max_outage_secs, "max_outage_secs", optional=True, positive=True)
         self._clock = current_clock()
-        self._lease_secs = lease_secs if self._leased else math.inf
+        self._engine = engine
+        self._lease_secs = lease_secs if engine.remote else math.inf
+        self._connect_timeout = connect_timeout if engine.remote else 0.0
+        self._max_outage_secs = max_outage_secs
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._opening: asyncio.Task[None] | None = None
-        self._opened = self._closing = self._forgotten = False
-        self._outages = Outages()
         self._tasks: set[asyncio.Task[Any]] = set()
+        # Opening and closing; `_ready`: it is open, and nothing is being closed.
+        self._opening: asyncio.Task[None] | None = None
+        self._opened = self._ready = self._closing = self._forgotten = False
+        # The connection.
+        self._outages = Outages()
+        self._keeping_connection: asyncio.Task[None] | None = None
+        self._disconnected_at: float | None = None
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self._outage_limit: TimerHandle | None = None
+        self._failure: EngineError | None = None  # what ends all calls and waits; for good if it is damage
+        self._answers = 0
+        # Writes.
         self._seq = 0
+        self._pending_writes: deque[_PendingWrite] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        # The chief of this process, from the request to lead on.
         self._term = 0
-        self._leader: Member | None = None  # of this process, from the request to lead on
+        self._leader: Member | None = None
         self._left_before_lead = 0
         self._vacancies: set[asyncio.Future[None]] = set()
+        # The members of this process, and their announcement.
         self._members = Members(self._process, self._lease_secs)
-        self._leases = LeaseWatch(self._clock, self._process)
+        self._announces = True
         self._announcing: asyncio.Task[None] | None = None
+        self._failed_announcements = 0  # in a row
         self._renewal: TimerHandle | None = None
         self._renewed_at = 0.0
-        self._announces = True
-        self._failed_announcements = 0  # in a row
+        # Those of others.
+        self._leases = LeaseWatch(self._clock, self._process)
         self._watcher = RunWatcher(self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs)
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
         self._expiry: TimerHandle | None = None
         call_after_fork(self._waits)
-
-    # What an engine implements.
-
-    @abc.abstractmethod
-    async def _open(self) -> None:
-        """Connect, and pass the run's snapshot to `_observe_snapshot`; make the run if it is not there. Report from then on.
-
-        Raises:
-            StoreUnavailableError: the engine is unavailable or refuses.
-        """
-
-    @abc.abstractmethod
-    async def _request(self, request: Request) -> Answer:
-        """Send a request, as often as needed, so that it takes effect exactly once; wait while the engine is unavailable.
-
-        Raises:
-            StoreUnavailableError: it gave up.
-        """
-
-    @abc.abstractmethod
-    async def _read_run(self) -> Snapshot:
-        """Read the run, without the members whose leases have run out.
-
-        Raises:
-            StoreUnavailableError: it gave up.
-        """
-
-    @abc.abstractmethod
-    async def _disconnect(self) -> None:
-        """Release all that `_open` took, also after a failed one; the caller bounds the time."""
-
-    @abc.abstractmethod
-    async def _delete_run(self) -> None:
-        """Delete the run from the engine, also a damaged one; `_disconnect` follows, and must not bring it back."""
-
-    @abc.abstractmethod
-    async def _inspect(self) -> RunReport | None:
-        """Read the run, also while the store is not open; release all that this takes, and change nothing.
-
-        Raises:
-            StoreUnavailableError: the engine is unavailable or refuses.
-            StoreDamagedError: what is there is no run.
-        """
+        engine.attach(
+            EngineLink(
+                run=run,
+                process=self._process,
+                clock=self._clock,
+                heartbeat=heartbeat,
+                lease_secs=self._lease_secs,
+                connect_timeout=connect_timeout,
+                waits=self._waits,
+                observe=self._waits.observe,
+                observe_snapshot=self._observe_snapshot,
+                fail=self._end_all,
+                known=self._known,
+                observed=lambda: self._watcher.snapshot,
+                spawn=self._spawn,
+                outage=self._outages.outage,
+                retry_now=self._wake_sleepers,
+            )
+        )
 
     # The contract.
 
@@ -163,9 +188,13 @@ class SharedStepStore(StepStore):
             StoreUnavailableError: the engine is unavailable or refuses.
             StoreDamagedError: what is there is no run.
         """
+
+        async def inspect() -> RunReport | None:
+            self._check_not_closing()
+            return await self._engine.inspect()
+
         self._enter()
-        self._check_not_closing()
-        return await self._inspect()
+        return await self._retry_connecting(inspect)
 
     async def value(self) -> Position:
         await self._ensure_open()
@@ -174,8 +203,21 @@ class SharedStepStore(StepStore):
 
     async def advance(self, by: int = 1) -> int:
         """See `StepStore.advance`; waits while the engine is unavailable."""
-        by = checked_step(by, "advance by", least=1)
-        await self._ensure_open()
+        # Once per step of every session, so this is kept fast.
+        if type(by) is not int or by < 1:
+            by = checked_step(by, "advance by", least=1)
+        waits = self._waits
+        if self._loop is not get_running_loop() or not self._ready or waits.forked:
+            await self._ensure_open()
+        if self._writing is None:  # otherwise it would overtake the other writes
+            try:
+                position = self._engine.advance_nowait(by, waits.latest, self._term)
+            except StoreDamagedError as error:
+                self._end_all(error)
+                raise
+            if position is not None:
+                waits.observe(position)
+                return position.step
         return (await self._write("advance", by)).step
 
     async def raise_to(self, step: int) -> int:
@@ -266,7 +308,7 @@ class SharedStepStore(StepStore):
     async def _wait_opened(self) -> None:
         """Wait for the opening, which begins here if it has not begun."""
         if self._opening is None:
-            self._opening = self._spawn(self._open_first(), "opening")
+            self._opening = self._spawn(self._open(), "opening")
         opening = self._opening
         await wait_done([opening], None)
         if opening.cancelled():
@@ -278,13 +320,23 @@ class SharedStepStore(StepStore):
         if self._closing:
             raise self._closed_error()
 
-    async def _open_first(self) -> None:
+    async def _open(self) -> None:
+        async def connect() -> Snapshot:
+            try:
+                return await self._engine.connect()
+            except StoreUnavailableError:
+                await self._engine.disconnect()
+                raise
+
         try:
-            await self._open()
+            self._observe_snapshot(await self._retry_connecting(connect))
         except BaseException:
-            await self._disconnect()
+            await self._release_engine()
             raise
+        if self._engine.remote:
+            self._keeping_connection = self._spawn(self._keep_connection(), "connection")
         self._opened = True
+        self._ready = not self._closing
         self._announce()
 
     async def forget(self) -> None:
@@ -308,6 +360,15 @@ class SharedStepStore(StepStore):
         finally:
             await self.aclose()
 
+    async def _delete_run(self) -> None:
+        if self._opened:
+            with contextlib.suppress(StoreDamagedError):  # there is no connection to a damaged run
+                return await self._retry(self._engine.delete)
+        if self._keeping_connection is not None:
+            self._keeping_connection.cancel()
+            await wait_done([self._keeping_connection], None)
+        await self._engine.delete()
+
     async def aclose(self) -> None:
         """See `StepStore.aclose`; lets the engine know within 5 s that this process has left."""
         if self._waits.closed:
@@ -317,7 +378,7 @@ class SharedStepStore(StepStore):
         await shielded(self._shut_down(), grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}")
 
     def _leave_all(self) -> None:
-        self._closing = True
+        self._closing, self._ready = True, False
         for publisher in self._waits.publishers.here:
             publisher.close()
         self._step_down(None)
@@ -334,17 +395,240 @@ class SharedStepStore(StepStore):
         for task in late:
             task.cancel()
         await wait_done(late, _CLOSE_SECS)
-        await self._disconnect()
+        await self._release_engine()
 
-    # Writing.
+    async def _release_engine(self) -> None:
+        self._end_outage()
+        for write in self._pending_writes:
+            resolve(write.answer, self._closed_error())
+        self._pending_writes.clear()
+        self._wake_sleepers()  # they find the store closed
+        await self._engine.close()
+
+    # The connection.
+
+    @property
+    def outage_secs(self) -> float | None:
+        """For how long the connection has been lost; None while it is there, or before it was made."""
+        return None if self._disconnected_at is None else self._clock.now() - self._disconnected_at
+
+    async def _retry_connecting(self, connect: Callable[[], Awaitable[T]]) -> T:
+        """Call `connect` until it succeeds, within `connect_timeout` seconds; the last error is raised."""
+        began, attempt = self._clock.now(), 0
+        while True:
+            try:
+                return await connect()
+            except StoreUnavailableError as error:
+                attempt += 1
+                pause = _CONNECT_BACKOFF.pause_secs(attempt)
+                if isinstance(error, StoreRefusedError) or self._clock.now() + pause - began > self._connect_timeout:
+                    raise
+                logger.info("run %s: %s; trying again", self.run, error)
+            await self._backoff_sleep(pause)
+
+    async def _keep_connection(self) -> None:
+        attempt, connected = 0, True
+        since, activity = self._clock.now(), self._activity()
+        while True:
+            try:
+                if not connected:
+                    self._on_reconnect(await self._engine.connect())
+                    connected = True
+                    since, activity = self._clock.now(), self._activity()
+                await self._engine.watch()
+                raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
+            except StoreUnavailableError as error:
+                # A connection that fails as soon as it is made is retried less and less often; one that was of use, immediately.
+                if connected and (self._activity() != activity or self._clock.now() - since > _CONNECT_BACKOFF.max_secs):
+                    attempt = 0
+                connected = False
+                if not self._is_damaged:
+                    self._on_disconnect(error)
+            except StoreDamagedError as error:
+                self._end_all(error)
+            await self._engine.disconnect()
+            if self._is_damaged:
+                return
+            attempt += 1
+            await self._backoff_sleep(self._pause_secs(attempt))
+
+    @property
+    def _is_damaged(self) -> bool:
+        return isinstance(self._failure, StoreDamagedError)
+
+    def _end_all(self, error: EngineError) -> None:
+        """See `EngineLink.fail`; whoever finds that what is there is no run, finds it for all."""
+        if self._is_damaged:
+            return
+        self._failure = error
+        self._abort_waits(error)
+        self._wake_sleepers()
+        if isinstance(error, StoreDamagedError):
+            logger.error("run %s: %s", self.run, error)
+            self._spawn(self._engine.disconnect(), "closing the connection to a damaged run")
+
+    def _pause_secs(self, attempt: int) -> float:
+        """Return the pause before an attempt; a process with a lease makes one before the lease can run out."""
+        return min(_CONNECT_BACKOFF.pause_secs(attempt), self._members.renewal_secs or math.inf)
+
+    def _activity(self) -> tuple[int, Position]:
+        """Return a value that changes with every use of the connection: an answer, or a new position."""
+        return self._answers, self._waits.latest
+
+    async def _backoff_sleep(self, secs: float) -> None:
+        """Wait until the connection is back, `secs` at most."""
+        sleeper: asyncio.Future[None] = get_running_loop().create_future()
+        self._sleepers.add(sleeper)
+        timer = wake_after(sleeper, secs, self._clock)
+        try:
+            with self._outages.outage():
+                await sleeper
+        finally:
+            timer.cancel()
+            self._sleepers.discard(sleeper)
+
+    def _wake_sleepers(self) -> None:
+        for sleeper in self._sleepers:
+            wake(sleeper)
+
+    def _on_disconnect(self, error: StoreUnavailableError) -> None:
+        if self._disconnected_at is not None:
+            logger.info("run %s: still disconnected after %.0f s: %s", self.run, self.outage_secs, error)
+            return
+        self._disconnected_at = self._clock.now()
+        log = logger.info if self._forgotten else logger.warning
+        log("run %s: the connection is lost, trying again: %s", self.run, error)
+        if self._max_outage_secs is not None:
+            late = StoreUnavailableError(f"run {self.run}: no connection for {self._max_outage_secs} s: {self!r}")
+            self._outage_limit = self._clock.call_later(self._max_outage_secs, functools.partial(self._end_all, late))
+
+    def _on_reconnect(self, snapshot: Snapshot) -> None:
+        logger.info("run %s: connected again after %.1f s", self.run, self.outage_secs or 0.0)
+        self._end_outage()
+        self._failure = None
+        self._waits.clear_failure()
+        self._leases.restart()
+        known = self._watcher.snapshot
+        if known.run_id not in ("", snapshot.run_id):
+            note = self._engine.loss_note
+            logger.warning("run %s: the engine has lost its data; it gets what is known here%s", self.run, note)
+            self._watcher.hold(max([self._lease_secs, *(member.ttl for member in known.members)]))
+            self._members.repeat_last_exit()
+        self._observe_snapshot(snapshot)
+        self._announce_again()
+        self._wake_sleepers()
+
+    def _end_outage(self) -> None:
+        self._disconnected_at = None
+        if self._outage_limit is not None:
+            self._outage_limit.cancel()
+            self._outage_limit = None
+
+    # Requests.
+
+    async def _request(self, request: Request) -> Answer:
+        return await self._retry(functools.partial(self._engine.request, request))
+
+    async def _read_run(self) -> Snapshot:
+        """Read the run, without the members whose leases have run out."""
+        snapshot = await self._retry(self._engine.read)
+        self._leases.observe(snapshot.members)
+        if expired := self._leases.expired():
+            try:
+                for request in expired:
+                    self._check_connected()
+                    await self._engine.request(request)
+            except StoreRefusedError:
+                raise
+            except StoreUnavailableError:
+                # Not repeated: what was found before an outage says nothing after it, when all members are announced again.
+                self._leases.restart()
+            snapshot = await self._retry(self._engine.read)
+        return snapshot
+
+    async def _retry(self, ask: Callable[[], Awaitable[T]], writes: list[_PendingWrite] | None = None) -> T:
+        """Call `ask` until there is an answer, or until no caller waits for one of `writes` any more."""
+        attempt = 0
+        while True:
+            try:
+                self._check_connected()
+                answer = await ask()
+            except StoreDamagedError as error:
+                self._end_all(error)
+                raise
+            except StoreUnavailableError as error:
+                if self._waits.closed:
+                    raise self._closed_error() from None
+                is_final = isinstance(error, StoreRefusedError) or not self._engine.remote
+                if self._failure is not None and (self._is_damaged or not is_final):
+                    raise copy_error(self._failure) from None
+                if is_final or (writes is not None and all(write.answer.done() for write in writes)):
+                    raise
+            else:
+                self._answers += 1
+                return answer
+            attempt += 1
+            await wait_for_others(self._backoff_sleep(self._pause_secs(attempt)))
+            if self._waits.closed:
+                raise self._closed_error()
+
+    def _check_connected(self) -> None:
+        """Raise while a connection is made: the engine may have an older copy of the run until `connect` is complete."""
+        if self._disconnected_at is not None:
+            raise StoreUnavailableError(f"run {self.run}: not connected: {self!r}")
+
+    # Writes: concurrent advances are combined into one request.
+
+    async def _write(self, kind: WriteKind, amount: int) -> Position:
+        write = _PendingWrite(kind, amount)
+        self._pending_writes.append(write)
+        if self._writing is None:
+            self._writing = self._spawn(self._write_all(), "writing")
+        try:
+            await self._outages.wait_in_opening(write.answer)
+            answer = await write.answer
+        finally:
+            write.answer.cancel()  # a stop has ended the wait
+        if isinstance(answer, Position):
+            return answer
+        raise answer
+
+    async def _write_all(self) -> None:
+        pending = self._pending_writes
+        try:
+            while pending:
+                batch = [pending.popleft()]
+                if batch[0].kind == "advance":
+                    while pending and pending[0].kind == "advance":
+                        batch.append(pending.popleft())
+                # A caller that was cancelled before anything was sent has written nothing.
+                batch = [write for write in batch if not write.answer.done()]
+                if batch:
+                    await self._write_batch(batch)
+        finally:
+            self._writing = None
 
     def _next_write(self, kind: WriteKind, amount: int) -> Write:
         self._seq += 1
         return Write(kind, amount, self._waits.latest, self._term, self._process, self._seq)
 
-    async def _write(self, kind: WriteKind, amount: int) -> Position:
-        write = self._next_write(kind, amount)
-        return self._written(write, await self._request(write))
+    async def _write_batch(self, batch: list[_PendingWrite]) -> None:
+        write = self._next_write(batch[0].kind, sum(one.amount for one in batch))
+        try:
+            epoch, step = self._written(write, await self._retry(functools.partial(self._engine.request, write), batch))
+        except asyncio.CancelledError:  # the store is closed
+            for one in batch:
+                resolve(one.answer, self._closed_error())
+            raise
+        except Exception as error:  # also one that no engine should raise: the callers would wait indefinitely
+            for one in batch:
+                resolve(one.answer, copy_error(error) if isinstance(error, AiohooksError) else error)
+            return
+        if write.kind == "advance":
+            step -= write.amount
+        for one in batch:
+            step += one.amount if write.kind == "advance" else 0
+            resolve(one.answer, Position(epoch, step))
 
     def _written(self, write: Write, answer: Answer) -> Position:
         """Return the position that a write has led to, after taking note of it."""
@@ -393,7 +677,7 @@ class SharedStepStore(StepStore):
         if self._leader is not None:
             raise InvalidArgumentError(f"{self!r} leads already, or is about to: leave that block first")
         self._left_before_lead = self._waits.publishers.left_here
-        self._leader = member = self._members.new(f"chief {self._process}", ttl if self._leased else None)
+        self._leader = member = self._members.new(f"chief {self._process}", ttl if self._engine.remote else None)
         try:
             answer = await self._request(Lead(member))
             while answer.status != "ok":
@@ -495,7 +779,7 @@ class SharedStepStore(StepStore):
             self._announcing = None
             self._failed_announcements = self._failed_announcements + 1 if failed else 0
             if refused:
-                secs = REFUSED_BACKOFF.pause_secs(self._failed_announcements)
+                secs = _ANNOUNCE_BACKOFF.pause_secs(self._failed_announcements)
             self._renewed_at = self._clock.now()
             if self._announces and self._renewal is None and secs is not None:
                 self._renewal = self._clock.call_later(secs, self._announce_later if refused else self._renew)
@@ -530,14 +814,9 @@ class SharedStepStore(StepStore):
 
     # Snapshots of the run.
 
-    @property
-    def _snapshot(self) -> Snapshot:
-        """The latest one that was observed."""
-        return self._watcher.snapshot
-
     def _known(self) -> Snapshot:
         """Return what this process knows of the run, for an engine that has lost it: its own members are exact."""
-        known = self._snapshot
+        known = self._watcher.snapshot
         if self._term > known.term:
             known = known._replace(term=self._term, leader=self._process, ready=False)
         others = (member for member in known.members if member.process != self._process)
@@ -547,7 +826,7 @@ class SharedStepStore(StepStore):
     def _observe_snapshot(self, snapshot: Snapshot) -> None:
         """Take note of what the engine reports; called in the event loop, also with snapshots that are out of date."""
         self._observe(snapshot.position)
-        known = self._snapshot
+        known = self._watcher.snapshot
         if snapshot.run_id == known.run_id and snapshot.revision < known.revision:
             return  # a read that a newer report has overtaken
         self._leases.observe(snapshot.members)
@@ -572,7 +851,7 @@ class SharedStepStore(StepStore):
 
     async def _refresh_until_current(self) -> None:
         try:
-            snapshot = self._snapshot
+            snapshot = self._watcher.snapshot
             while self._refresh_wanted:  # what was read before the request does not answer it
                 self._refresh_wanted = False
                 snapshot = await self._read_run()
@@ -592,6 +871,7 @@ class SharedStepStore(StepStore):
 
     def _subscribe(self, step: int | None) -> None:
         self._watch_leases()
+        self._engine.subscribe(step)
 
     def _watch_leases(self) -> None:
         """Read the run regularly, to see which leases were renewed, for as long as there is a wait here."""

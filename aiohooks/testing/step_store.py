@@ -21,6 +21,7 @@ from aiohooks.errors import (
     StoreClosedError,
 )
 from aiohooks.stores import Position, Publisher, SharedStepStore, StepStore
+from aiohooks.stores.base import publishers_of
 from aiohooks.testing._checks import by_name, run_checks
 
 MakeStore = Callable[[str], StepStore]
@@ -368,7 +369,7 @@ async def announces_traces(run: Run) -> None:
     async def known_to_second() -> dict[str, str]:
         await a.flush()
         await b.value()
-        return b.publishers.traces(without=second)
+        return publishers_of(b).traces(without=second)
 
     assert not await known_to_second()
     first.set_trace("00-aa-01-01")

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 import aiohooks as ah
 from aiohooks.adapters.opentelemetry import OpenTelemetryHook
 from aiohooks.errors import AbortedError
+from aiohooks.stores.base import publishers_of
 from tests.support.hooks import Stubborn
 from tests.support.sessions import NO_BACKOFF, double
 from tests.support.waiting import parked, ticks
@@ -144,7 +145,7 @@ async def test_spans_that_are_not_collected_are_not_announced() -> None:
         hook = OpenTelemetryHook(tracer_provider=provider)
         async with ah.AsyncMonitoredSession(double, [hook], global_step=store) as session:
             await session.run("loss")
-            assert store.publishers.traces(without=None) == {}
+            assert publishers_of(store).traces(without=None) == {}
 
 
 async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:

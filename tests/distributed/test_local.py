@@ -125,7 +125,7 @@ async def _no_task(task: Task) -> None: ...
         ({"store": "memory://"}, "store='memory://' is for one process"),
         ({"store": "redsi://h"}, "unknown kind of step store 'redsi'; did you mean 'redis'"),
         ({"store": 7}, "url is 7; give"),
-        ({"store_options": {"leese_secs": 3}}, "no option 'leese_secs'; did you mean 'lease_secs'"),
+        ({"store_options": {"on_last": "keep"}}, "no option 'on_last'; did you mean 'on_lost'"),
         ({"store_options": {"run": "x"}}, "store_options has 'run', which is an argument"),
         ({"run": ""}, "run='': give a printable name"),
         ({"args": "x"}, "args is 'x'; give a tuple"),

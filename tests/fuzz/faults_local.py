@@ -35,7 +35,7 @@ from tests.fuzz._local_workers import StuckError, WorkerProcess
 CALLS = 200
 """About how many system calls the process makes that is killed at one of them."""
 _CALL_NAMES = (
-    *("open", "close", "read", "pread", "pwrite", "rename", "unlink", "ftruncate", "stat", "fstat", "listdir", "mkfifo"),
+    *("open", "close", "read", "pread", "pwrite", "rename", "unlink", "ftruncate", "stat", "fstat", "listdir"),
     *("flock", "lockf"),
 )
 _LOOPS = [loop_factory(name) for name in installed_loops()]
@@ -217,11 +217,11 @@ def check_counts(trial: Trial) -> None:
 def check_nothing_left(directory: Path) -> None:
     """Check that no process has the run open any more, and that no slot is left."""
     for run in directory.iterdir():
-        left = [*(run / "alive").iterdir(), *(run / "fifos").iterdir()]
+        left = [*(run / "alive").iterdir()]
         slots = (run / "position").read_bytes()[128:]
         assert not left, left
         assert not slots, slots
-        assert {path.name for path in run.iterdir()} <= {"position", "notify", "state", "state.new", "alive", "fifos"}
+        assert {path.name for path in run.iterdir()} <= {"position", "notify", "state", "state.new", "alive"}
 
 
 @dataclass

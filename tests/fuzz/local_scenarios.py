@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
 from tests.fuzz._local_workers import WorkerProcess
@@ -137,23 +138,19 @@ def killed_as_another_closes(directory: Path) -> None:
 
 
 def without_inotify(directory: Path) -> None:
-    """Where the user has no inotify left, named pipes notify, and a death is found by polling."""
+    """Where the user has no inotify left, opening the store says which limit to raise; one that is open stays."""
     new_user_namespace = 0x10000000
     assert ctypes.CDLL(None).unshare(new_user_namespace) == 0, "unshare"  # os.unshare came with Python 3.12
-    Path("/proc/sys/user/max_inotify_instances").write_text("0")
-    waiter, chief, other = (WorkerProcess(directory, "run") for _ in range(3))
-    chief.call("lead")
-    wait = waiter.start("wait", step=5)
-    waiter.call("parked")
-    other.call("advance", times=6)
-    assert waiter.result(wait)["result"] >= 5
-    wait = waiter.start("wait", step=50)
-    waiter.call("parked")
-    assert (directory / "run" / "fifos").iterdir()
-    chief.send(signal.SIGKILL)
-    chief.reap()
-    assert waiter.result(wait)["error"] == "PublisherFailedError"
-    _end([waiter, other])
+    Path("/proc/sys/user/max_inotify_instances").write_text("1")
+
+    async def main() -> None:
+        stores = [LocalStepStore(directory, run="run") for _ in range(2)]
+        async with stores[0] as store, contextlib.aclosing(stores[1]) as other:
+            with pytest.raises(StoreUnavailableError, match=r"raise fs\.inotify\.max_user_instances"):
+                await other.advance()
+            assert await store.advance() == 1
+
+    asyncio.run(main())
 
 
 def _end(workers: list[WorkerProcess]) -> None:

@@ -21,6 +21,7 @@ from aiohooks._aio.clock import LoopClock
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError, WrongLoopError
 from aiohooks.stores import Position, open_step_store
 from aiohooks.stores.nats import NatsStepStore
+from aiohooks.stores.nats.store import NatsEngine
 from aiohooks.stores.nats._connection import NatsConnection, NoResponderError, parse_address
 from aiohooks.stores.nats.store import RunSubjects
 from aiohooks.testing import check_step_store, step_store_checks
@@ -132,7 +133,9 @@ async def test_nothing_is_left_in_the_server(server: Server, name: str) -> None:
 async def test_a_wake_is_one_message(server: Server, name: str) -> None:
     """With a heartbeat of an hour each wake costs one message, and no request."""
     async with store_of(server.port, run=name, heartbeat=3600) as a, store_of(server.port, run=name, heartbeat=3600) as b:
-        connection = b._connection
+        engine = b._engine
+        assert isinstance(engine, NatsEngine)
+        connection = engine._connection
         assert connection is not None
         stats = connection._client.stats
         sent, got = stats["out_msgs"], stats["in_msgs"]
@@ -326,7 +329,9 @@ async def test_a_stream_that_is_changed_meanwhile(server: Server, setting: dict[
             await store.advance()
         assert (await store.value()).step == 1
         (wait,) = await parked_waits(store, 9)
-        store._current_connection()._transport.abort()
+        engine = store._engine
+        assert isinstance(engine, NatsEngine)
+        engine._current_connection()._transport.abort()
         with pytest.raises(StoreRefusedError, match=f"its {next(iter(setting))} is"):
             await wait
 

@@ -14,7 +14,7 @@ from tests.support.processes import run_python
 
 pytestmark = pytest.mark.slow
 
-WORKS_ONLY_ON = {"unix": ("darwin",), "refusals": ("win32",)}
+WORKS_ONLY_ON = {"unix": ("darwin",), "no_inotify": ("darwin",), "refusals": ("win32",)}
 EXIT_CODES = {"signals": 128 + signal.SIGTERM}
 
 

@@ -401,7 +401,7 @@ def test_nothing_public_is_left_out() -> None:
 NOT_FOR_A_SESSION = {
     *("aiohooks.hooks", "aiohooks.version_gate", "aiohooks.training", "aiohooks.distributed", "aiohooks.adapters"),
     *("aiohooks.testing", "aiohooks.checkpoint.saver", "aiohooks.checkpoint.mirror", "aiohooks.stores.shared"),
-    *("aiohooks.stores.remote", "aiohooks.stores.open", "aiohooks.stores.local"),
+    *("aiohooks.stores.engine", "aiohooks.stores.open", "aiohooks.stores.local"),
     # What takes longest to import of what anyio and the standard library have.
     *("anyio._backends", "hashlib", "json", "pathlib", "difflib", "secrets", "csv", "cProfile", "multiprocessing", "ctypes"),
 }

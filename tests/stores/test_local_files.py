@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,7 @@ from aiohooks.stores.local._files import (
     RECORD_SIZE,
     RunRecord,
     find_due,
-    find_fifos,
     pack_record,
-    pack_slot,
     remote_file_system,
     run_file_name,
     unpack_record,
@@ -60,7 +59,7 @@ async def test_a_default_directory_that_is_open_to_others_is_refused(tmp_path: P
         await LocalStepStore().value()
 
 
-@pytest.mark.parametrize("name", ["", "alive", "fifos"])
+@pytest.mark.parametrize("name", ["", "alive"])
 async def test_a_run_that_others_may_write_to_is_refused(tmp_path: Path, name: str) -> None:
     """Neither its directory nor the directories in it may be open to others."""
     async with LocalStepStore(tmp_path) as store:
@@ -168,7 +167,7 @@ def test_records() -> None:
 def test_slots() -> None:
     """A process is due if it waits for a step that is passed now, or for every step; this process itself never is."""
     steps = [NOT_WAITING, 6, 11, 11]  # for nothing, 5, 10, 10
-    slots = b"".join(pack_slot(step, fifo=step == 6) for step in steps)
+    slots = struct.pack("<4Q", *steps)
     nothing_later = 2**53
     assert [find_due(slots, -1, *moved) for moved in [(0, 4), (4, 5), (5, 9), (9, 10), (10, 99), (0, 99)]] == [
         (False, 5),
@@ -179,9 +178,6 @@ def test_slots() -> None:
         (True, nothing_later),
     ]
     assert find_due(slots, 1, 0, 9) == (False, 10)
-    assert find_fifos(slots, -1) == [1]
-    assert find_fifos(slots, 1) == []
-    everything = pack_slot(1, fifo=True) + pack_slot(NOT_WAITING, fifo=True)
+    everything = struct.pack("<2Q", 1, NOT_WAITING)
     assert find_due(everything, -1, 7, 8) == (True, 0)
     assert find_due(everything, 0, 7, 8) == (False, nothing_later)
-    assert find_fifos(everything, -1) == [0, 1]

@@ -15,7 +15,7 @@ from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
-from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import parked, parked_waits, ticks, until_true
 
 # --- leases
@@ -36,24 +36,25 @@ async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
 
 async def reconnect(store: FakeStepStore, clock: ManualClock) -> None:
     """Cut the connection of a store whose engine has lost its data, and wait until it has made a new one and is announced."""
-    store.cut()
+    store.connection.cut()
     await until_true(lambda: clock.advance(1) or store.is_connected)
     await store.flush()
 
 
-class Killable(FakeStepStore):
-    """A process that is dead when `dead` is set: none of its requests arrives any more."""
+class DyingConnection(FakeConnection):
+    """None of its requests arrives any more when `dead` is set."""
 
     dead = False
 
-    async def _request_once(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Answer:
         if self.dead:
             await asyncio.Event().wait()
-        return await super()._request_once(request)
+        return await super().request(request)
 
 
-async def kill(store: Killable) -> None:
-    store.dead = True
+async def kill(store: FakeStepStore) -> None:
+    assert isinstance(store.connection, DyingConnection)
+    store.connection.dead = True
     for task in tuple(store._tasks):  # pyright: ignore[reportPrivateUsage]
         task.cancel()
     await ticks(40)
@@ -63,7 +64,7 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
     clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A killed publisher counts as dead when its lease runs out, not before, and waiters are notified."""
-    dead = Killable(engine)
+    dead = FakeStepStore(DyingConnection(engine))
     async with FakeStepStore(engine) as b:
         dead.publisher("trainer")
         await dead.advance(5)
@@ -159,7 +160,7 @@ async def test_no_publisher_counts_as_gone_before_it_could_be_announced(clock: M
 
 async def test_a_dead_publisher_is_found_while_another_one_is_fast(clock: ManualClock, engine: FakeEngine) -> None:
     """A waiter for one step after the other finds it, too: else its death would be what ended the run, long after."""
-    dead = Killable(engine)
+    dead = FakeStepStore(DyingConnection(engine))
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         dead.publisher("dead")
         with a.publisher("trainer"):
@@ -181,7 +182,7 @@ async def test_a_dead_publisher_is_found_while_another_one_is_fast(clock: Manual
 
 async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engine: FakeEngine) -> None:
     """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its successor."""
-    dead = Killable(engine)
+    dead = FakeStepStore(DyingConnection(engine))
     async with FakeStepStore(engine, on_lost="keep") as b:
         dead.publisher("trainer")
         await dead.advance(5)
@@ -203,7 +204,7 @@ async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engi
 
 async def test_the_lead_of_a_dead_chief_is_taken_over(clock: ManualClock, engine: FakeEngine) -> None:
     """The lead is free when the dead chief's lease has run out."""
-    dead = Killable(engine)
+    dead = FakeStepStore(DyingConnection(engine))
     lead = dead.lead()
     assert (await lead.__aenter__()).number == 1
     await dead.flush()
@@ -239,7 +240,7 @@ async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None
                     pass
 
 
-async def close_dead(dead: Killable, clock: ManualClock) -> None:
+async def close_dead(dead: FakeStepStore, clock: ManualClock) -> None:
     """Close the dead store, which has no engine to answer it."""
     closing = asyncio.ensure_future(dead.aclose())
     for _ in range(4):

@@ -21,7 +21,7 @@ def test_invalid_urls_and_options_are_refused() -> None:
             ah.open_step_store(url)
     for url, message in {
         "memory://": "a memory step store has no option 'hartbeat'; it takes none",
-        "local://": "a local step store has no option 'hartbeat'; known are: join_grace_secs, lease_secs, on_lost",
+        "local://": "a local step store has no option 'hartbeat'; known are: join_grace_secs, on_lost",
         "redis://h": "a redis step store has no option 'hartbeat'; did you mean 'heartbeat'",
         "nats://h": "a nats step store has no option 'hartbeat'; did you mean 'heartbeat'",
     }.items():

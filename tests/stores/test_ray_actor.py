@@ -104,7 +104,7 @@ async def test_a_publisher_leaves_once_whenever_the_actor_dies(fate: str) -> Non
         publisher = a.publisher("one")
         await a.flush()
         waiting = asyncio.ensure_future(b.wait_for(10))
-        while not b._snapshot.members:  # noqa: ASYNC110
+        while not b._watcher.snapshot.members:  # noqa: ASYNC110
             await asyncio.sleep(0)
         actor.decide = lambda name: fate if name == "apply" and actor.lives == 1 else ""
         publisher.close()
@@ -128,7 +128,7 @@ async def test_a_restarted_actor_learns_the_publishers() -> None:
     b.publisher("b")
     await b.flush()
     waiting = asyncio.ensure_future(a.wait_for(10))
-    while {member.name for member in a._snapshot.members} != {"b", "c"}:  # noqa: ASYNC110
+    while {member.name for member in a._watcher.snapshot.members} != {"b", "c"}:  # noqa: ASYNC110
         await asyncio.sleep(0)
     # c dies, and the actor with it; b survives, and leaves.
     c._stop_announcing()

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Join, Leave, Member, Position, Request, Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
-from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
 
 # --- the conformance suite
@@ -94,15 +94,14 @@ async def test_no_request_is_sent_before_a_connection_is_complete(clock: ManualC
     """Until then the engine may have lost what a process knows, and an answer would come from a run of before."""
     connecting, complete = asyncio.Event(), asyncio.Event()
 
-    class Connecting(FakeStepStore):
-        async def _connect(self) -> Snapshot:
-            await self._open_connection()
-            if self.outage_secs is not None:
+    class Connecting(FakeConnection):
+        async def connect(self) -> Snapshot:
+            if self._run_id:
                 connecting.set()
                 await complete.wait()
-            return await super()._connect()
+            return await super().connect()
 
-    async with Connecting(engine) as a:
+    async with FakeStepStore(Connecting(engine)) as a:
         assert await a.advance(5) == 5
         engine.cut()
         engine.requests.clear()

@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import StoreDamagedError
-from aiohooks.stores import Position, RemoteStepStore
+from aiohooks.stores import Position, SharedStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import Server, first_stream, running
@@ -90,7 +90,7 @@ async def test_a_session_does_not_recover_from_damage() -> None:
     assert runs == 2
 
 
-async def damaged_and_forgotten(store: RemoteStepStore, again: RemoteStepStore) -> StoreDamagedError:
+async def damaged_and_forgotten(store: SharedStepStore, again: SharedStepStore) -> StoreDamagedError:
     """Check the error of the first call, and that the run can be deleted and begins again."""
     with pytest.raises(StoreDamagedError, match=r"found .*, expected .*stop its processes.*forget\(\)") as caught:
         await store.value()
@@ -238,7 +238,7 @@ async def test_an_actor_of_another_version(answer: bytes | None) -> None:
 
     store: Any = cluster.store()
     if answer is None:
-        store._find_actor = Foreign
+        store._engine._find_actor = Foreign
     else:
         vars(actor.instance)["connect"] = connect
     with pytest.raises(StoreDamagedError, match=r"expected a step actor of this version.*kill that actor"):

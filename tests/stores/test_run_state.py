@@ -281,7 +281,8 @@ def test_answers_of_writers_that_have_closed_are_forgotten() -> None:
     state = RunState()
     for writer in "pqr":
         state.apply(Write("advance", 1, Position(1, 0), 0, writer, 1))
-    state.forget("p", "r", "unknown")
+    for process in ("p", "r", "unknown"):
+        state.forget(process)
     assert list(state.answers) == ["q"]
 
 

@@ -14,7 +14,7 @@ from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
 from aiohooks.testing import ManualClock
 from tests.stores.test_publishers import run_as
-from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -40,14 +40,14 @@ async def test_a_forked_store_is_refused() -> None:
         assert await store.advance() == 1
 
 
-class Counted(FakeStepStore):
+class Counted(FakeConnection):
     """Counts its reads of the run."""
 
     reads = 0
 
-    async def _read_run_once(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         self.reads += 1
-        return await super()._read_run_once()
+        return await super().read()
 
 
 async def finish(store: SharedStepStore) -> None:
@@ -59,38 +59,38 @@ async def finish(store: SharedStepStore) -> None:
 
 async def test_a_wait_in_another_loop_is_refused_before_a_refresh() -> None:
     """The engine is not read from another loop than the store's own, which would break its connection."""
-    async with Counted(FakeEngine()) as store:
+    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
         await finish(store)
-        before = store.reads
+        before = counted.reads
         with pytest.raises(ah.errors.WrongLoopError, match="another event loop"):
             await asyncio.to_thread(lambda: asyncio.run(store.wait_for(5)))
-        assert store.reads == before
+        assert counted.reads == before
         with pytest.raises(ah.errors.PublisherFinishedError):
             await store.wait_for(5)
 
 
 async def test_concurrent_waits_share_a_refresh() -> None:
     """However many unreachable waits begin at the same time, the run is read once or twice."""
-    async with Counted(FakeEngine()) as store:
+    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
         await finish(store)
-        before = store.reads
+        before = counted.reads
         waits = [asyncio.ensure_future(store.wait_for(5)) for _ in range(500)]
         ended = Counter(map(type, await asyncio.gather(*waits, return_exceptions=True)))
         assert ended == {ah.errors.PublisherFinishedError: 500}
-        assert store.reads - before <= 2
+        assert counted.reads - before <= 2
 
 
 async def test_what_is_known_already_is_not_read() -> None:
     """When no publisher is left: the run is read before a wait fails, not for a step that is reached or the first position."""
-    async with Counted(FakeEngine()) as store:
+    async with FakeStepStore(counted := Counted(FakeEngine())) as store:
         await store.advance(3)
         await finish(store)
-        before = store.reads
+        before = counted.reads
         changes = store.changes()
         assert [await store.wait_for(3), (await anext(changes)).step] == [3, 3]
-        assert store.reads == before
+        assert counted.reads == before
         assert await anext(changes, None) is None
-        assert store.reads > before
+        assert counted.reads > before
 
 
 async def test_closing_ends_calls_that_wait_for_the_engine(clock: ManualClock) -> None:
@@ -164,13 +164,13 @@ async def test_a_publisher_is_announced_no_more_where_access_is_refused(
     """One warning has what is wrong; the engine is not asked again by itself."""
     connections = 0
 
-    class Refused(FakeStepStore):
-        async def _open_connection(self) -> None:
+    class Refused(FakeConnection):
+        async def connect(self) -> Snapshot:
             nonlocal connections
             connections += 1
             raise ah.errors.StoreRefusedError("wrong password")
 
-    store = Refused(FakeEngine(), run="digits")
+    store = FakeStepStore(Refused(FakeEngine()), run="digits")
     with store.publisher("trainer"):
         await store.flush()
         assert caplog.messages == ["run digits: could not announce its publishers: wrong password"]
@@ -207,8 +207,8 @@ async def test_closing_waits_for_what_the_store_does() -> None:
     ends: list[str] = []
     reading = asyncio.Event()
 
-    class Slow(FakeStepStore):
-        async def _read_run_once(self) -> Snapshot:
+    class Slow(FakeConnection):
+        async def read(self) -> Snapshot:
             reading.set()
             try:
                 await forever()
@@ -217,10 +217,10 @@ async def test_closing_waits_for_what_the_store_does() -> None:
                 await ticks(3)
                 ends.append("read")
 
-        async def _close_connection(self) -> None:
+        async def disconnect(self) -> None:
             ends.append("closed")
 
-    store = Slow(FakeEngine())
+    store = FakeStepStore(Slow(FakeEngine()))
     await finish(store)
     waiting = asyncio.create_task(store.wait_for(5))
     await reading.wait()
@@ -234,16 +234,16 @@ async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock
     """A hundred seconds of a full disk are some tens of attempts and a warning for each publisher; then all are announced."""
     full, attempts = True, 0
 
-    class Full(FakeStepStore):
-        async def _request_once(self, request: Request) -> Answer:
+    class Full(FakeConnection):
+        async def request(self, request: Request) -> Answer:
             nonlocal attempts
             attempts += isinstance(request, Join)
             if full:
                 raise ah.errors.StoreRefusedError("the disk is full")
-            return await super()._request_once(request)
+            return await super().request(request)
 
     engine = FakeEngine()
-    async with Full(engine) as store:
+    async with FakeStepStore(Full(engine)) as store:
         with store.publisher("trainer"), store.publisher("helper"):
             for _ in range(500):
                 await ticks(10)

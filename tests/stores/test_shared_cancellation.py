@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.stores._protocol import Answer, Lead, Member, Request
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
-from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import HANG_SECS, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -177,14 +177,14 @@ async def test_a_failed_opening_whose_caller_was_cancelled_is_retried(clock: Man
     await store.aclose()
 
 
-class _Broken(FakeStepStore):
-    async def _request_once(self, request: Request) -> Answer:
+class _Broken(FakeConnection):
+    async def request(self, request: Request) -> Answer:
         raise LookupError("no engine should raise this")
 
 
 async def test_an_unexpected_error_ends_every_write_of_the_batch(engine: FakeEngine) -> None:
     """Each caller whose write was in the request gets the error; later writes are tried."""
-    async with _Broken(engine) as store:
+    async with FakeStepStore(_Broken(engine)) as store:
         ends = await asyncio.gather(store.advance(), store.advance(2), store.reset(0), return_exceptions=True)
         assert [repr(end) for end in ends] == [repr(LookupError("no engine should raise this"))] * 3
         with pytest.raises(LookupError, match="no engine"):

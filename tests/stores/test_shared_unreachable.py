@@ -15,7 +15,8 @@ from aiohooks._aio.run_scope import begin_run
 from aiohooks.stores import SharedStepStore
 from aiohooks.stores._protocol import Lead, Position, Snapshot
 from aiohooks.stores.local import LocalStepStore
-from tests.support.fake_engine import FakeEngine, FakeStepStore
+from aiohooks.stores.local.store import LocalEngine
+from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -25,14 +26,14 @@ Two = Callable[[], AbstractAsyncContextManager[Pair]]
 Wait = Callable[[SharedStepStore], Coroutine[Any, Any, object]]
 
 
-class Unnotified(FakeStepStore):
+class Unnotified(FakeConnection):
     """Gets no notifications: it knows only what it has read."""
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         await asyncio.Event().wait()
 
 
-class UnnotifiedLocal(LocalStepStore):
+class UnnotifiedFiles(LocalEngine):
     """The same in files."""
 
     def _on_inotify(self) -> None:
@@ -48,10 +49,10 @@ def two(request: pytest.FixtureRequest, tmp_path: Path) -> Two:
     async def opened() -> AsyncGenerator[Pair]:
         engine = FakeEngine()
         if request.param == "fake":
-            async with Unnotified(engine) as a, FakeStepStore(engine) as b:
+            async with FakeStepStore(Unnotified(engine)) as a, FakeStepStore(engine) as b:
                 yield a, b
         else:
-            async with UnnotifiedLocal(tmp_path) as a, LocalStepStore(tmp_path) as b:
+            async with SharedStepStore(UnnotifiedFiles(tmp_path)) as a, LocalStepStore(tmp_path) as b:
                 yield a, b
 
     return opened
@@ -165,7 +166,7 @@ async def test_waits_continue_while_the_engine_is_unavailable() -> None:
         assert await waits == 5
 
 
-class Slow(FakeStepStore):
+class Slow(FakeConnection):
     """Its reads last until they are released, and it gets no notifications."""
 
     reads = 0
@@ -174,11 +175,11 @@ class Slow(FakeStepStore):
         super().__init__(engine)
         self.release = asyncio.Event()
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         await asyncio.Event().wait()
 
-    async def _read_run_once(self) -> Snapshot:
-        snapshot = await super()._read_run_once()
+    async def read(self) -> Snapshot:
+        snapshot = await super().read()
         self.reads += 1
         await self.release.wait()
         return snapshot
@@ -187,7 +188,7 @@ class Slow(FakeStepStore):
 async def test_a_read_from_before_the_exit_does_not_count() -> None:
     """A read that began before the last publisher left proves nothing: the run is read again."""
     engine = FakeEngine()
-    async with Slow(engine) as a, FakeStepStore(engine) as b:
+    async with FakeStepStore(slow := Slow(engine)) as a, FakeStepStore(engine) as b:
         first = a.publisher("first")
         waits = asyncio.ensure_future(a.wait_for(5))
         await ticks(20)
@@ -196,15 +197,15 @@ async def test_a_read_from_before_the_exit_does_not_count() -> None:
         second = a.publisher("second")
         second.close()  # while the first read is pending
         await b.advance(5)
-        a.release.set()
+        slow.release.set()
         assert await waits == 5
-        assert a.reads == 2
+        assert slow.reads == 2
 
 
 async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
     """It asks for the lead once and then waits for that chief; it does not ask again until it is notified of one."""
     engine = FakeEngine()
-    async with Unnotified(engine) as store, FakeStepStore(engine) as other, other.lead():
+    async with FakeStepStore(Unnotified(engine)) as store, FakeStepStore(engine) as other, other.lead():
         waits = asyncio.create_task(store.lead().__aenter__())
         await ticks(20)
         assert sum(isinstance(one, Lead) for one in engine.requests) == 2
@@ -215,7 +216,7 @@ async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
 async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     """No one can say whether it would succeed; a warning names the error."""
     engine = FakeEngine()
-    async with Unnotified(engine) as store:
+    async with FakeStepStore(Unnotified(engine)) as store:
         publisher = store.publisher("trainer")
         await store.flush()
         waits = asyncio.ensure_future(store.wait_for(5))

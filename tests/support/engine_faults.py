@@ -351,7 +351,7 @@ class LocalSetup(EngineSetup):
     async def end(self) -> str:
         await close_all(self.workers)
         run = self.run_directory
-        left = [*(run / "alive").iterdir(), *(run / "fifos").iterdir()] if run.exists() else []
+        left = [*(run / "alive").iterdir()] if run.exists() else []
         return f"{left} are left" if left else ""
 
     async def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""An engine in memory for RemoteStepStore: it can be unavailable, lose answers, and lose its data."""
+"""An engine in memory behind a connection: it can be unavailable, lose answers, and lose its data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import Any
 
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
-from aiohooks.stores import RemoteStepStore
+from aiohooks.stores import Engine, SharedStepStore
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.report import RunReport, report_of
@@ -86,78 +86,74 @@ class FakeEngine:
         self.up = True
 
 
-class FakeStepStore(RemoteStepStore):
-    """A store on the fake engine, which reports only positions from the lowest threshold on, as real engines do."""
+class FakeConnection(Engine):
+    """A store's connection to the fake engine, which reports only positions from the lowest threshold on, as real engines do."""
 
-    def __init__(self, engine: FakeEngine, *, run: str = "default", **options: Any) -> None:
-        super().__init__(run=run, **options)
-        self._engine = engine
-        self._threshold: int | None = None
+    def __init__(self, engine: FakeEngine) -> None:
+        self.server = engine
         self._run_id = ""
         self._known_answers: dict[str, tuple[int, Position]] = {}
         self._notified: asyncio.Future[None] | None = None
 
-    async def _open_connection(self) -> None:
+    async def connect(self) -> Snapshot:
         await asyncio.sleep(0)
-        self._engine.check()
-        self._engine.connections += 1
-
-    async def _connect(self) -> Snapshot:
-        await self._open_connection()
-        engine, before = self._engine, self._run_id
-        state, self._run_id = engine.run(self.run), engine.run_ids[self.run]
+        server, before = self.server, self._run_id
+        server.check()
+        server.connections += 1
+        state, self._run_id = server.run(self.link.run), server.run_ids[self.link.run]
         if before not in ("", self._run_id):
-            state.recover(self._process, self._known(), self._known_answers)
-            engine.notify()
+            state.recover(self.link.process, self.link.known(), self._known_answers)
+            server.notify()
         return self._read()
 
     def _read(self) -> Snapshot:
-        state = self._engine.run_of(self.run, self._run_id)
+        state = self.server.run_of(self.link.run, self._run_id)
         self._known_answers = state.answers.copy()
         return state.snapshot(self._run_id)
 
-    async def _watch(self) -> None:
-        engine = self._engine
+    async def watch(self) -> None:
+        server, link = self.server, self.link
         while True:
-            snapshot, known = self._read(), self._snapshot
+            snapshot, known, threshold = self._read(), link.observed(), link.threshold
             if snapshot.revision != known.revision or snapshot.position.epoch != known.position.epoch:
-                self._observe_snapshot(snapshot)
-            elif self._threshold is not None and snapshot.position.step >= self._threshold:
-                self._observe(snapshot.position)
+                link.observe_snapshot(snapshot)
+            elif threshold is not None and snapshot.position.step >= threshold:
+                link.observe(snapshot.position)
             self._notified = watcher = asyncio.get_running_loop().create_future()
-            engine.watchers.add(watcher)
+            server.watchers.add(watcher)
             try:
                 await watcher
             finally:
-                engine.watchers.discard(watcher)
+                server.watchers.discard(watcher)
 
-    async def _request_once(self, request: Request) -> Answer:
-        self._engine.check()
+    async def request(self, request: Request) -> Answer:
+        self.server.check()
         await asyncio.sleep(0)
         with self._reconnecting():
-            answer = self._engine.apply(self.run, request, self._run_id)
+            answer = self.server.apply(self.link.run, request, self._run_id)
             self._read()
         return answer
 
-    async def _read_run_once(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         await asyncio.sleep(0)
         with self._reconnecting():
             return self._read()
 
-    async def _inspect_once(self) -> RunReport | None:
+    async def inspect(self) -> RunReport | None:
         await asyncio.sleep(0)
-        self._engine.check()
-        return report_of(self.run, self._engine.run(self.run).snapshot()) if self.run in self._engine.runs else None
+        self.server.check()
+        run = self.link.run
+        return report_of(run, self.server.run(run).snapshot()) if run in self.server.runs else None
 
     @property
-    def is_connected(self) -> bool:
-        """Whether it knows the engine's run as it is."""
-        return self.outage_secs is None and self._engine.run_ids.get(self.run) == self._run_id
+    def is_current(self) -> bool:
+        """Whether it knows the run as it is in the engine."""
+        return self.server.run_ids.get(self.link.run) == self._run_id
 
     def cut(self) -> None:
         """End the connection; a new one can be made."""
         assert self._notified is not None
-        self._engine.cut(self._notified)
+        self.server.cut(self._notified)
 
     @contextlib.contextmanager
     def _reconnecting(self) -> Generator[None]:
@@ -166,19 +162,31 @@ class FakeStepStore(RemoteStepStore):
             yield
         except StoreUnavailableError as error:
             watcher = self._notified
-            if self._engine.run_ids.get(self.run) != self._run_id and watcher is not None and not watcher.done():
+            if not self.is_current and watcher is not None and not watcher.done():
                 watcher.set_exception(error)
             raise
 
-    async def _close_connection(self) -> None:
+    async def disconnect(self) -> None:
         await asyncio.sleep(0)
 
-    async def _delete_run_once(self) -> None:
-        self._engine.check()
-        self._engine.damaged.discard(self.run)
-        self._engine.runs.pop(self.run, None)
+    async def delete(self) -> None:
+        await asyncio.sleep(0)
+        self.server.check()
+        self.server.damaged.discard(self.link.run)
+        self.server.runs.pop(self.link.run, None)
 
-    def _subscribe(self, step: int | None) -> None:
-        super()._subscribe(step)
-        self._threshold = step
-        self._engine.notify()
+    def subscribe(self, step: int | None) -> None:
+        self.server.notify()
+
+
+class FakeStepStore(SharedStepStore):
+    """A store on the fake engine."""
+
+    def __init__(self, server: FakeEngine | FakeConnection, **options: Any) -> None:
+        self.connection = FakeConnection(server) if isinstance(server, FakeEngine) else server
+        super().__init__(self.connection, **options)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it knows the engine's run as it is."""
+        return self.outage_secs is None and self.connection.is_current

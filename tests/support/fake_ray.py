@@ -10,8 +10,9 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError
 
-from aiohooks.stores.ray import RayStepStore
+from aiohooks.stores import SharedStepStore
 from aiohooks.stores.ray._actor import StepActor
+from aiohooks.stores.ray.store import RayEngine
 
 
 class _Call:
@@ -95,21 +96,24 @@ class FakeCluster:
     def actor(self, run: str) -> FakeActor:
         return self.actors.setdefault(run, FakeActor())
 
-    def store(self, run: str = "fake", **options: Any) -> RayStepStore:
+    def store(self, run: str = "fake", **options: Any) -> SharedStepStore:
         """Return a store, as of another process."""
-        return _FakeStore(self, run=run, **options)
+        return SharedStepStore(FakeRayEngine(self), run=run, **options)
 
 
-class _FakeStore(RayStepStore):
-    def __init__(self, cluster: FakeCluster, **options: Any) -> None:
-        super().__init__(**options)
+class FakeRayEngine(RayEngine):
+    """The store's engine, with the cluster replaced."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__("fake", None)
         self._cluster = cluster
 
     def _find_actor(self) -> Any:
-        return self._cluster.actor(self.run)
+        return self._cluster.actor(self.link.run)
 
     def _existing_actor(self) -> Any:
-        return self._cluster.actors.get(self.run)
+        return self._cluster.actors.get(self.link.run)
 
-    async def _delete_run(self) -> None:
-        self._cluster.actors.pop(self.run).stop()
+    async def delete(self) -> None:
+        self._deleted = True
+        self._cluster.actors.pop(self.link.run).stop()

@@ -5,7 +5,6 @@
                so that one write is both the change and the notification
     state      publishers, chief, last exit; replaced as a whole, before `notify` refers to it
     alive/     a locked file for each process that has the run open
-    fifos/     a named pipe for each process that cannot watch files
 
 The run is at the later one of the two records. Every change is made under the lock of the run, a `flock` on its directory. A
 process may be killed at any moment, so each change is one small write or one rename: the kernel does it completely or not at
@@ -32,7 +31,6 @@ from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefuse
 from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Member, Position, Request, Snapshot, Write, damaged_error
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.local._lock import check_processes, claim_slot, release_slot, taken_slots
-from aiohooks.stores.local._notify import Fifo, notify_fifos
 
 # The directory.
 
@@ -110,7 +108,7 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
             "nats://"
         )
     path = base / run_file_name(run)
-    for each in (path, path / "alive", path / "fifos"):
+    for each in (path, path / "alive"):
         _make_directory(each, _FORBIDDEN)
         _check_private(each, forbidden_mode=0o022)
     return path
@@ -226,14 +224,7 @@ class _RecordCache:
 
 NOT_WAITING = 0
 """The value of a slot whose process does not wait; one that waits for step n has n + 1, where step 0 stands for every step."""
-_FIFO_BIT = 1 << 62  # added to a slot whose process is notified by its FIFO
-_VALUE_MASK = _FIFO_BIT - 1
 _SLOT = struct.Struct("<Q")
-
-
-def pack_slot(value: int, *, fifo: bool) -> bytes:
-    """Return the bytes of a slot."""
-    return _SLOT.pack(value | _FIFO_BIT if fifo else value)
 
 
 def find_due(slots: bytes, own_slot: int, old: int, new: int) -> tuple[bool, int]:
@@ -244,7 +235,7 @@ def find_due(slots: bytes, own_slot: int, old: int, new: int) -> tuple[bool, int
     due, later = False, MAX_STEP + 1
     for slot, (number,) in enumerate(_SLOT.iter_unpack(slots)):
         if number != NOT_WAITING and slot != own_slot:
-            step = (number & _VALUE_MASK) - 1
+            step = number - 1
             if step > new:
                 if step < later:
                     later = step
@@ -253,18 +244,6 @@ def find_due(slots: bytes, own_slot: int, old: int, new: int) -> tuple[bool, int
             elif step == 0:
                 return True, 0
     return due, later
-
-
-def steps_waited_for(slots: bytes, dead: set[int]) -> tuple[int, ...]:
-    """Return the steps that processes wait for, in order: 0 is every change. The slots in `dead` do not count."""
-    values = (number & _VALUE_MASK for slot, (number,) in enumerate(_SLOT.iter_unpack(slots)) if slot not in dead)
-    return tuple(sorted(value - 1 for value in values if value != NOT_WAITING))
-
-
-def find_fifos(slots: bytes, own_slot: int) -> list[int]:
-    """Return the slots, except `own_slot`, of processes that are notified by their FIFOs."""
-    highest = slots[_SLOT.size - 1 :: _SLOT.size]  # the byte of each slot that has the FIFO bit
-    return [slot for slot, byte in enumerate(highest) if byte and slot != own_slot] if any(highest) else []
 
 
 # The files.
@@ -285,7 +264,6 @@ class RunFiles:
         self.run_fd: int = -1
         """The run's directory; a `FileLock` that takes it over also closes it."""
         self.slot: int = -1
-        self.fifo: Fifo | None = None
         self._directory = directory
         self._run = run
         self._process = process
@@ -413,20 +391,17 @@ class RunFiles:
         self._write_slot(NOT_WAITING)
 
     def _write_slot(self, value: int) -> None:
-        slot = pack_slot(value, fifo=self.fifo is not None)
-        os.pwrite(self._position_fd, slot, _SLOTS_OFFSET + _SLOT.size * self.slot)
+        os.pwrite(self._position_fd, _SLOT.pack(value), _SLOTS_OFFSET + _SLOT.size * self.slot)
 
     # Only with the lock.
 
-    def register(self, *, with_fifo: bool) -> Snapshot | None:
+    def register(self) -> Snapshot | None:
         """Take a slot for this process; return None if the run was deleted while this waited for the lock."""
         if self.is_deleted():
             return None
         self._begin_run()
         snapshot = self.remove_dead(None)
         self.slot, self._alive_fd = claim_slot(self.run_fd, self._process)
-        if with_fifo:
-            self.fifo = Fifo(self.run_fd, self.slot)
         self._write_slot(NOT_WAITING)
         return snapshot
 
@@ -455,8 +430,7 @@ class RunFiles:
             self.slot = -1
 
     def _free_slot(self, name: str) -> None:
-        for path in (f"fifos/{name}", f"alive/{name}"):
-            self._unlink(path)
+        self._unlink(f"alive/{name}")
         os.pwrite(self._position_fd, bytes(_SLOT.size), _SLOTS_OFFSET + _SLOT.size * int(name))
         last = max((int(other) for other in taken_slots(self.run_fd)), default=-1)
         os.ftruncate(self._position_fd, _SLOTS_OFFSET + _SLOT.size * (last + 1))
@@ -486,9 +460,9 @@ class RunFiles:
         state = self.load_state(record)
         processes = set(living.values())
         _expire(state, [member for member in state.members.values() if member.process not in processes])
-        steps = steps_waited_for(slots, {int(slot) for slot in dead})
+        steps = (number - 1 for slot, (number,) in enumerate(_SLOT.iter_unpack(slots)) if number and str(slot) not in dead)
         # A step that is reached stays in the slot until the process waits again.
-        return state.snapshot(), tuple(step for step in steps if step == 0 or step > record.position.step)
+        return state.snapshot(), tuple(sorted(step for step in steps if step == 0 or step > record.position.step))
 
     def advance(self, by: int, floor: Position, term: int) -> Position | None:
         """Add to the step; return None if that is refused, with a reason that `apply` gives."""
@@ -502,7 +476,7 @@ class RunFiles:
         cached_slots, cached_epoch, lowest = self._due_cache
         if (slots == cached_slots and epoch == cached_epoch and step < lowest) or not self._is_due(slots, epoch, old, step):
             return self._write_position(epoch, step, revision, current_term, slots, old)
-        return self._write_notify(epoch, step, revision, current_term, slots)
+        return self._write_notify(epoch, step, revision, current_term)
 
     def _is_due(self, slots: bytes, epoch: int, old: int, new: int) -> bool:
         due, later = find_due(slots, self.slot, old, new)
@@ -531,7 +505,7 @@ class RunFiles:
         term = max(record.term, write.term)
         if (epoch, step) != position or term != record.term:
             if epoch != position.epoch or self._is_due(slots, epoch, position.step, step):
-                position = self._write_notify(epoch, step, record.revision, term, slots)
+                position = self._write_notify(epoch, step, record.revision, term)
             else:
                 position = self._write_position(epoch, step, record.revision, term, slots, position.step)
         return Answer("ok", position, term, record.revision)
@@ -545,7 +519,7 @@ class RunFiles:
             os.rename("state.new", "state", src_dir_fd=self.run_fd, dst_dir_fd=self.run_fd)
         # Also if the process that changed it last was killed before it notified.
         if (state.revision, state.term) != (record.revision, record.term):
-            self._write_notify(*record.position, state.revision, state.term, self._read_with_slots()[1])
+            self._write_notify(*record.position, state.revision, state.term)
 
     def _write_position(self, epoch: int, step: int, revision: int, term: int, slots: bytes, old: int) -> Position:
         """Write a record that no waiter is due for."""
@@ -557,15 +531,13 @@ class RunFiles:
         # its file in `alive/` makes the others look.
         slots_now = os.pread(self._position_fd, self._read_size - _SLOTS_OFFSET, _SLOTS_OFFSET)
         if slots_now != slots and self._is_due(slots_now, epoch, old, step):
-            self._write_notify(epoch, step, revision, term, slots_now)
+            self._write_notify(epoch, step, revision, term)
         return record.position
 
-    def _write_notify(self, epoch: int, step: int, revision: int, term: int, slots: bytes) -> Position:
+    def _write_notify(self, epoch: int, step: int, revision: int, term: int) -> Position:
         """Write a record that waiters are due for; the write wakes them."""
         data = pack_record(epoch, step, revision, term)
         os.pwrite(self._notify_fd, data, 0)
-        if fifos := find_fifos(slots, self.slot):
-            notify_fifos(self.run_fd, fifos)
         record = make_record(epoch, step, revision, term)
         self._notify_cache.put(data, record)
         return record.position
@@ -589,10 +561,11 @@ class RunFiles:
     def delete(self) -> None:
         """Delete the run. Foreign files in its directory stay, and the error names the directory."""
         self.unregister()
-        for folder in ("alive", "fifos"):
-            for name in os.listdir(self.path / folder):
-                self._unlink(f"{folder}/{name}")
-            os.rmdir(folder, dir_fd=self.run_fd)
+        for name in os.listdir(self.path / "alive"):
+            self._unlink(f"alive/{name}")
+        os.rmdir("alive", dir_fd=self.run_fd)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir("fifos", dir_fd=self.run_fd)  # of a run that an earlier version made
         for name in ("state.new", "state", "position", "notify"):
             self._unlink(name)
         os.rmdir(self.path)
@@ -603,8 +576,6 @@ class RunFiles:
 
     def close(self) -> None:
         """Close everything except the directory, which the lock closes; harmless when called twice."""
-        if self.fifo is not None:
-            self.fifo.close()
         if self._alive_fd >= 0:
             release_slot(self._alive_fd)
         for fd in (self._position_fd, self._notify_fd):
@@ -614,11 +585,10 @@ class RunFiles:
 
     def after_fork(self) -> None:
         """Close the descriptors that a child has inherited; `_lock` closes that of the file in `alive/`."""
-        for fd in (self.run_fd, self._position_fd, self._notify_fd, -1 if self.fifo is None else self.fifo.fd):
+        for fd in (self.run_fd, self._position_fd, self._notify_fd):
             if fd >= 0:
                 os.close(fd)
         self.run_fd = self._alive_fd = self._position_fd = self._notify_fd = -1
-        self.fifo = None
 
 
 def _is_at(path: Path, fd: int) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib.util
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohooks._aio.fork import call_after_fork, hold_during_fork
 from aiohooks.errors import StoreUnavailableError, UnsupportedSystemError
 
-if TYPE_CHECKING or importlib.util.find_spec("fcntl"):  # Windows has none, which `check_system` reports
+if TYPE_CHECKING or sys.platform != "win32":  # which has none: `check_system` refuses it
     import fcntl
 
 T = TypeVar("T")
@@ -25,14 +25,15 @@ _ATTEMPTS = range(3)
 
 
 def check_system() -> None:
-    """Refuse a system without the locks.
+    """Refuse a system without the locks and the notifications.
 
     Raises:
-        UnsupportedSystemError: it has none.
+        UnsupportedSystemError: it is not Linux.
     """
-    if importlib.util.find_spec("fcntl") is None:
+    if sys.platform != "linux":
         raise UnsupportedSystemError(
-            "the step store local:// needs the file locks of Unix (fcntl), which this system has not; use redis:// or nats://"
+            "the step store local:// needs Linux, whose kernel notifies of changed files (inotify); on this system use "
+            "redis:// or nats://, or memory:// in one process"
         )
 
 

@@ -1,22 +1,16 @@
-"""How the processes of a run are notified of changes: by inotify, or by named pipes (FIFOs) where there is none.
-
-With a FIFO the notification is a second step after the change, and a process that is killed between the two notifies no one. So
-a store with a FIFO also polls once a second.
-"""
+"""How the processes of a run are notified of changes: by inotify."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from aiohooks._aio.fork import call_after_fork
-from aiohooks.stores._protocol import logger
+from aiohooks.errors import StoreUnavailableError
 
 MODIFY = 0x2
 ATTRIB = 0x4
@@ -30,10 +24,9 @@ MOVE_SELF = 0x800
 _EVENT = struct.Struct("iIII")
 _READ_SIZE = 1 << 13
 """Bytes of events read at a time; further events are read in the next iteration of the loop."""
-_UNAVAILABLE = {
-    errno.ENOSYS: "there is no inotify here",
-    errno.EMFILE: "there are as many as fs.inotify.max_user_instances allows, or as many open files as a process may have",
-    errno.ENOSPC: "there are as many watches as fs.inotify.max_user_watches allows",
+_LIMITS = {
+    errno.EMFILE: "fs.inotify.max_user_instances, or the number of files that a process may have open",
+    errno.ENOSPC: "fs.inotify.max_user_watches",
 }
 
 
@@ -43,10 +36,11 @@ class Inotify:
     def __init__(self) -> None:
         """Raise `OSError` where there is no inotify, or where the user has reached the limit of instances (EMFILE)."""
         libc = ctypes.CDLL(None, use_errno=True)
+        self.fd: int = -1
         if not hasattr(libc, "inotify_init1"):
             raise OSError(errno.ENOSYS, "this system has no inotify")
         self._add_watch = libc.inotify_add_watch
-        self.fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self.fd < 0:
             raise _os_error("inotify_init1")
         call_after_fork(self)
@@ -95,17 +89,31 @@ class InotifyWatcher(Inotify):
     """Watches the files of the run in `path`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
+        """Begin to watch.
+
+        Raises:
+            StoreUnavailableError: the user has reached a limit of inotify.
+            OSError: a file cannot be watched.
+        """
         try:
-            self._notify_watch = self.add(path / "notify", MODIFY | ATTRIB | MOVE_SELF)
-            self._alive_watch = self.add(path / "alive", CLOSE_WRITE | DELETE)
-            self.add(path / "position", ATTRIB | MOVE_SELF)  # a file that is removed while it is open has one name less
-            for directory in (path, path.parent):
-                self.add(directory, MOVE_SELF)
-        except BaseException:
+            super().__init__()
+            self._watch(path)
+        except OSError as error:
             self.close()
-            raise
+            if error.errno not in _LIMITS:
+                raise
+            raise StoreUnavailableError(
+                f"local:// cannot watch the run, as a limit of this user is reached ({error}): raise {_LIMITS[error.errno]}, "
+                "close other stores, or use redis:// or nats://"
+            ) from error
         self._only_notified = _EVENT.pack(self._notify_watch, MODIFY, 0, 0)
+
+    def _watch(self, path: Path) -> None:
+        self._notify_watch = self.add(path / "notify", MODIFY | ATTRIB | MOVE_SELF)
+        self._alive_watch = self.add(path / "alive", CLOSE_WRITE | DELETE)
+        self.add(path / "position", ATTRIB | MOVE_SELF)  # a file that is removed while it is open has one name less
+        for directory in (path, path.parent):
+            self.add(directory, MOVE_SELF)
 
     def read_events(self) -> RunEvents:
         """Return the events since the last call, without waiting."""
@@ -130,63 +138,3 @@ class InotifyWatcher(Inotify):
                 ended |= {name} if mask & CLOSE_WRITE else set()
                 removed |= {name} if mask & DELETE else set()
         return RunEvents(overflow or notified, None if overflow else ended, removed, overflow or moved)
-
-
-def watch_run(path: Path, run: str, watcher_class: type[InotifyWatcher]) -> InotifyWatcher | None:
-    """Watch the files of a run; return None, with a warning, where inotify is not available: use a `Fifo` then."""
-    try:
-        return watcher_class(path)
-    except OSError as error:
-        if error.errno not in _UNAVAILABLE:
-            raise
-        logger.warning(
-            "run %s: inotify is not available (%s: %s): using named pipes, and polling once a second",
-            run,
-            error,
-            _UNAVAILABLE[error.errno],
-        )
-        return None
-
-
-_NOT_READ = (errno.ENXIO, errno.ENOENT, errno.EAGAIN, errno.EPIPE)
-"""Errors of a FIFO that has no reader, or that is full: its reader is notified already."""
-
-
-class Fifo:
-    """The named pipe by which one process is notified; its `fd` becomes readable then."""
-
-    def __init__(self, run_fd: int, slot: int) -> None:
-        path = f"fifos/{slot}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path, dir_fd=run_fd)
-        os.mkfifo(path, 0o600, dir_fd=run_fd)
-        # Open for writing as well: otherwise it would be at end of file whenever no writer has it open.
-        self.fd: int = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=run_fd)
-
-    def drain(self) -> None:
-        """Discard the notifications so far."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 1 << 16)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-
-def notify_fifos(run_fd: int, slots: Iterable[int]) -> None:
-    """Notify the processes in `slots` by their FIFOs."""
-    for slot in slots:
-        try:
-            fd = os.open(f"fifos/{slot}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=run_fd)
-        except OSError as error:
-            if error.errno not in _NOT_READ:
-                raise
-            continue
-        try:
-            os.write(fd, b"!")
-        except OSError as error:
-            if error.errno not in _NOT_READ:
-                raise
-        finally:
-            os.close(fd)

@@ -14,8 +14,7 @@ from urllib.parse import ParseResult, unquote, urlsplit
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import Clock, wake, wake_after
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
-from aiohooks.stores._protocol import logger
-from aiohooks.stores.remote import CERTIFICATE_HINTS
+from aiohooks.stores._protocol import CERTIFICATE_HINTS, logger
 
 try:
     from nats.aio.client import Client

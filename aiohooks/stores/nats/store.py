@@ -22,6 +22,7 @@ from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
 from aiohooks.stores._run_state import RunState
+from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.nats._compare_and_set import NO_MESSAGE, CompareAndSet, ForeignMessageError, LatestMessage, decode_message
 from aiohooks.stores.nats._connection import (
     MESSAGE_NOT_FOUND,
@@ -36,8 +37,8 @@ from aiohooks.stores.nats._connection import (
     parse_address,
     parse_reply,
 )
-from aiohooks.stores.remote import RemoteStepStore
 from aiohooks.stores.report import RunReport, report_of
+from aiohooks.stores.shared import SharedStepStore
 
 _PING_SECS = 1.0
 """How long the server may take to answer a ping, and a store to close."""
@@ -130,7 +131,7 @@ class RunSubjects:
             )
 
 
-class NatsStepStore(RemoteStepStore):
+class NatsStepStore(SharedStepStore):
     """A step store in NATS with JetStream, on nats-server 2.9 or newer; `pip install 'aiohooks[nats]'`.
 
     All runs of a server share one stream, which the first store creates. With `replicas=3` on a cluster of three servers no
@@ -152,7 +153,7 @@ class NatsStepStore(RemoteStepStore):
         token: str | None = None,
         user_credentials: str | Path | None = None,
         nkeys_seed: str | Path | None = None,
-        **remote: Any,
+        **shared: Any,
     ) -> None:
         """Create the store; it connects when it is opened.
 
@@ -171,26 +172,17 @@ class NatsStepStore(RemoteStepStore):
             token: instead of a user.
             user_credentials: a .creds file.
             nkeys_seed: a file with the seed of an nkey.
-            remote: see `RemoteStepStore`: heartbeat, connect_timeout, max_outage_secs, on_lost, lease_secs, join_grace_secs.
+            shared: see `SharedStepStore`.
 
         Raises:
             InvalidArgumentError: the URL or an option is invalid.
         """
-        super().__init__(run=run, **remote)
         check_instance(tls, ssl.SSLContext, "tls=", optional=True)
         check_secs(forget_after_secs, "forget_after_secs", optional=True, positive=True)
-        if forget_after_secs is not None and forget_after_secs < self._lease_secs:
-            raise InvalidArgumentError(
-                f"forget_after_secs is {forget_after_secs!r}; give no less than lease_secs, which is {self._lease_secs:g} s: "
-                "a run that is in use would be deleted"
-            )
         replicas = checked_int(replicas, "replicas", expected="1, 3 or 5")
         if replicas not in (1, 3, 5):
             raise InvalidArgumentError(f"replicas={replicas!r}: give 1, 3 or 5")
         address = parse_address(url)
-        self._address = Address(address.servers, address.needs_tls or tls is not None)
-        self._subjects = RunSubjects(stream, run)
-        self._stream_config = self._subjects.stream_config(replicas, forget_after_secs)
         credentials = {
             "tls": tls or (ssl.create_default_context() if address.needs_tls else None),
             "tls_hostname": tls_hostname,
@@ -200,28 +192,58 @@ class NatsStepStore(RemoteStepStore):
             "user_credentials": None if user_credentials is None else str(user_credentials),
             "nkeys_seed": None if nkeys_seed is None else str(nkeys_seed),
         }
-        self._options = {name: value for name, value in credentials.items() if value is not None}
-        self._options |= {"name": f"aiohooks {run}"}
+        options = {name: value for name, value in credentials.items() if value is not None}
+        address = Address(address.servers, address.needs_tls or tls is not None)
+        super().__init__(NatsEngine(address, options, stream, replicas, forget_after_secs), run=run, **shared)
+
+
+class NatsEngine(Engine):
+    """A run as the latest message of a subject, and one connection."""
+
+    def __init__(
+        self, address: Address, options: dict[str, Any], stream: str, replicas: int, forget_after_secs: float | None
+    ) -> None:
+        """Connect later; `options` are the credentials, for the client."""
+        self._address = address
+        self._options = options
+        self._stream = stream
+        self._replicas = replicas
+        self._forget_after_secs = forget_after_secs
         self._discovered_servers: list[str] = []
         self._connection: NatsConnection | None = None
+        self._is_connected = False
+        self._was_connected = False
+        self._is_deleted = False
+        self._writes_fail = False
+        self._found_foreign = False  # a message that is not the server's
+
+    def attach(self, link: EngineLink) -> None:
+        super().attach(link)
+        secs = self._forget_after_secs
+        if secs is not None and secs < link.lease_secs:
+            raise InvalidArgumentError(
+                f"forget_after_secs is {secs!r}; give no less than lease_secs, which is {link.lease_secs:g} s: "
+                "a run that is in use would be deleted"
+            )
+        self._subjects = RunSubjects(self._stream, link.run)
+        self._stream_config = self._subjects.stream_config(self._replicas, secs)
+        self._options |= {"name": f"aiohooks {link.run}"}
+        self._answer_secs = min(max(link.heartbeat, _PING_SECS), _ANSWER_SECS)
         self._state = CompareAndSet(
-            self._clock,
+            link.clock,
             fetch=self._fetch_message,
             publish=self._publish_message,
             on_latest=self._on_latest,
             on_data_lost=self._on_data_lost,
-            recover=lambda state, backup: state.recover(self._process, self._known(), backup.answers),
+            recover=lambda state, backup: state.recover(link.process, link.known(), backup.answers),
         )
-        self._writes_fail = False
-        self._found_foreign = False  # a message that is not the server's
-        self._answer_secs = min(max(self._heartbeat, _PING_SECS), _ANSWER_SECS)
 
     # The connection.
 
     async def _open_connection(self) -> None:
-        connection = self._connection = NatsConnection(self._address, self._clock, self._options)
+        connection = self._connection = NatsConnection(self._address, self.link.clock, self._options)
         self._state.reset()
-        await connection.open(self._servers(), self._connect_timeout)
+        await connection.open(self._servers(), self.link.connect_timeout)
         self._discovered_servers = connection.discovered_servers
         await self._ensure_stream()
 
@@ -231,7 +253,7 @@ class NatsStepStore(RemoteStepStore):
         random.shuffle(servers)
         return servers + [server for server in self._discovered_servers if server not in servers]
 
-    async def _connect(self) -> Snapshot:
+    async def connect(self) -> Snapshot:
         await self._open_connection()
         connection = self._current_connection()
         await connection.subscribe(self._subjects.republished, self._on_message)
@@ -239,9 +261,13 @@ class NatsStepStore(RemoteStepStore):
         await self._state.refresh(self._answer_secs)
         if self._state.data_lost or self._writes_fail:  # this fails where the server still takes no writes
             await self._state.update(RunState.begin_revision, self._answer_secs)
+        self._is_connected = self._was_connected = True
         return self._state.snapshot()
 
-    async def _delete_run_once(self) -> None:
+    async def delete(self) -> None:
+        self._is_deleted = True
+        if self._connection is None:
+            await self._open_connection()
         check_reply(await self._request_api("PURGE", {"filter": self._subjects.state}))
 
     async def _ensure_stream(self) -> None:
@@ -253,17 +279,17 @@ class NatsStepStore(RemoteStepStore):
             found = created if "error" not in created else await self._request_api("INFO", {})
             check_reply(created if error_code(found) == STREAM_NOT_FOUND else found)
         try:
-            self._subjects.check_stream(check_reply(found)["config"], self._lease_secs)
+            self._subjects.check_stream(check_reply(found)["config"], self.link.lease_secs)
         except StoreRefusedError as error:
-            if self._opened:  # it was changed meanwhile
-                self._end_all(error)
+            if self._was_connected:  # it was changed meanwhile
+                self.link.fail(error)
             raise
 
-    async def _watch(self) -> None:
-        connection = self._current_connection()
+    async def watch(self) -> None:
+        connection, heartbeat = self._current_connection(), self.link.heartbeat
         leaderless_since: float | None = None
         while True:
-            await connection.wait_idle(self._heartbeat if leaderless_since is None else min(self._heartbeat, _PING_SECS))
+            await connection.wait_idle(heartbeat if leaderless_since is None else min(heartbeat, _PING_SECS))
             await connection.ping(_PING_SECS)
             try:
                 await self._state.refresh(_PING_SECS)
@@ -271,10 +297,10 @@ class NatsStepStore(RemoteStepStore):
                 raise  # connecting again creates another one
             except StoreUnavailableError as error:
                 # The server answers, the stream does not. The new leader is announced on this connection: keep it.
-                now = self._clock.now()
+                now = self.link.clock.now()
                 if leaderless_since is None:
                     leaderless_since = now
-                    logger.info("run %s: %s; waiting for a leader", self.run, error)
+                    logger.info("run %s: %s; waiting for a leader", self.link.run, error)
                 if connection.broken_by is not None or now - leaderless_since > _ELECTION_SECS:
                     raise
             else:
@@ -282,22 +308,22 @@ class NatsStepStore(RemoteStepStore):
 
     def _current_connection(self) -> NatsConnection:
         if self._connection is None:
-            raise StoreUnavailableError(f"run {self.run}: not connected to {self._address}")
+            raise StoreUnavailableError(f"run {self.link.run}: not connected to {self._address}")
         return self._connection
 
-    async def _close_connection(self) -> None:
+    async def disconnect(self) -> None:
+        self._is_connected = False
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
-    async def _disconnect(self) -> None:
-        if self._connection is not None and self._connection.broken_by is None and not self._forgotten:
+    async def close(self) -> None:
+        if self._connection is not None and self._connection.broken_by is None and not self._is_deleted:
             # This process will not repeat a request any more: its answers need not be kept.
             with contextlib.suppress(*ENGINE_ERRORS, TimeoutError):
                 async with asyncio.timeout(_PING_SECS):
-                    writers = (self._process, self._members.exit_writer)
-                    await self._state.update(lambda state: state.forget(*writers), _PING_SECS)
-        await super()._disconnect()
+                    await self._state.update(lambda state: state.forget(self.link.process), _PING_SECS)
+        await self.disconnect()
 
     # Messages.
 
@@ -307,35 +333,35 @@ class NatsStepStore(RemoteStepStore):
                 self._state.receive(int(headers["Nats-Sequence"]), data, is_last)
             except (ForeignMessageError, ValueError) as error:
                 log = logger.info if self._found_foreign else logger.warning
-                log("run %s: ignored what others have published to %s: %s", self.run, self._subjects.republished, error)
+                log("run %s: ignored what others have published to %s: %s", self.link.run, self._subjects.republished, error)
                 self._found_foreign = True
                 self._current_connection().check_now()  # reading the latest message raises it if it is damage
 
     def _on_election(self, data: bytes, headers: dict[str, str], is_last: bool) -> None:
         self._current_connection().check_now()
-        self._wake_sleepers()
+        self.link.retry_now()
 
     def _on_latest(self, latest: LatestMessage, before: LatestMessage | None) -> None:
-        if not self._opened or self._state.data_lost:
+        if not self._is_connected or self._state.data_lost:
             return  # connecting observes the first snapshot
         if before is None or before.revision_key != latest.revision_key:
-            self._observe_snapshot(self._state.snapshot())
+            self.link.observe_snapshot(self._state.snapshot())
         else:
-            self._observe(latest.position)
+            self.link.observe(latest.position)
 
     def _on_data_lost(self) -> None:
         if self._connection is not None:
             self._connection.fail(self._data_lost_error())
 
     def _data_lost_error(self) -> StoreUnavailableError:
-        return StoreUnavailableError(f"run {self.run}: the data of the run is gone from {self._address}")
+        return StoreUnavailableError(f"run {self.link.run}: the data of the run is gone from {self._address}")
 
     # Requests.
 
-    async def _request_once(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Answer:
         return await self._state.update(lambda state: state.apply(request), self._answer_secs)
 
-    async def _read_run_once(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         await self._state.refresh(self._answer_secs)
         if self._state.data_lost:
             raise self._data_lost_error()
@@ -366,25 +392,25 @@ class NatsStepStore(RemoteStepStore):
             return decode_message(int(message["seq"]), base64.b64decode(message.get("data") or ""))
         except ForeignMessageError as error:
             raise damaged_error(
-                self.run,
+                self.link.run,
                 self._subjects.state,
                 found=str(error),
                 expected="one that begins with b'1 '",
                 delete="purge that subject",
             ) from error
 
-    async def _inspect_once(self) -> RunReport | None:
-        connection = NatsConnection(self._address, self._clock, self._options)
+    async def inspect(self) -> RunReport | None:
+        connection = NatsConnection(self._address, self.link.clock, self._options)
         body = {"last_by_subj": self._subjects.state}
         try:
-            await connection.open(self._servers(), self._connect_timeout)
+            await connection.open(self._servers(), self.link.connect_timeout)
             reply = await self._request_api("MSG.GET", body, connection=connection)
             if error_code(reply) == STREAM_NOT_FOUND:  # no store was ever opened there
                 return None
             latest = self._latest_message(reply)
         finally:
             await connection.close()
-        return None if latest is NO_MESSAGE else report_of(self.run, latest.state.snapshot())
+        return None if latest is NO_MESSAGE else report_of(self.link.run, latest.state.snapshot())
 
     async def _publish_message(self, data: bytes, after: int) -> int | None:
         """Publish the run's next message, and return its number; None if `after` is not the number of the latest one."""

@@ -11,7 +11,7 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_instance
 from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
-from aiohooks.stores._waiting import NO_WAITER
+from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import (
     CounterDelta,
@@ -24,8 +24,8 @@ from aiohooks.stores.ray._actor import (
     unpack_message,
     unpack_snapshot,
 )
-from aiohooks.stores.remote import RemoteStepStore
 from aiohooks.stores.report import RunReport, report_of
+from aiohooks.stores.shared import SharedStepStore
 
 _GRACE_SECS = 1.0
 """How much later than its time a reply may arrive."""
@@ -34,15 +34,13 @@ _REPLACED = object()
 """Ends a long poll that a newer one replaces."""
 
 
-class RayStepStore(RemoteStepStore):
+class RayStepStore(SharedStepStore):
     """A step store kept by an actor of a Ray cluster.
 
     The first process that opens the run creates the actor on its own node; it lives until `forget`. When it dies, Ray starts
     it again without its memory, and the processes send it what they know: a write counts, exactly once, as long as one
-    process that has seen it lives. For lost connections see `RemoteStepStore`.
+    process that has seen it lives. For lost connections see `SharedStepStore`.
     """
-
-    _loss_note: ClassVar[str] = ""  # the counter is exact
 
     def __init__(
         self,
@@ -51,7 +49,7 @@ class RayStepStore(RemoteStepStore):
         run: str = "default",
         address: str | None = None,
         connect_timeout: float = 60.0,
-        **remote: Any,
+        **shared: Any,
     ) -> None:
         """Create the store; it connects when it is opened.
 
@@ -60,15 +58,24 @@ class RayStepStore(RemoteStepStore):
             run: the name of the run.
             address: `host:port` of the cluster, for a process that is not a member of one yet; None is RAY_ADDRESS, or the
                 cluster that runs on this machine. Processes that Ray has started need none.
-            connect_timeout: see `RemoteStepStore`; joining a cluster takes seconds.
-            remote: see `RemoteStepStore`.
+            connect_timeout: see `SharedStepStore`; joining a cluster takes seconds.
+            shared: see `SharedStepStore`.
         """
-        super().__init__(run=run, connect_timeout=connect_timeout, **remote)
         check_instance(address, str, "address=", optional=True)
-        self._namespace = namespace or "aiohooks"
-        self._name = f"aiohooks step {self.run}"
+        super().__init__(RayEngine(namespace or "aiohooks", address), run=run, connect_timeout=connect_timeout, **shared)
+
+
+class RayEngine(Engine):
+    """A run in the memory of an actor, and a copy of its counter."""
+
+    loss_note: ClassVar[str] = ""  # the counter is exact
+
+    def __init__(self, namespace: str, address: str | None) -> None:
+        self._namespace = namespace
         self._address = address
         self._joined = False
+        self._closed = False
+        self._deleted = False
         self._actor: Any = None
         self._incarnation = ""  # of the actor
         self._counter = GCounter()
@@ -77,19 +84,21 @@ class RayStepStore(RemoteStepStore):
         self._poll_count = 0
         self._current_poll: tuple[LongPoll, asyncio.Future[Any]] | None = None
 
+    def attach(self, link: EngineLink) -> None:
+        super().attach(link)
+        self._name = f"aiohooks step {link.run}"
+        self._what = f"the step actor of {link.run}"
+
     # The connection.
 
-    async def _open_connection(self) -> None:
-        self._actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
-
-    async def _connect(self) -> Snapshot:
-        if self._forgotten:
-            raise StoreUnavailableError(f"the run {self.run} was forgotten: close {self!r}")
+    async def connect(self) -> Snapshot:
+        if self._deleted:
+            raise StoreUnavailableError(f"the run {self.link.run} was forgotten: close its store")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         with self._unexpected_reply():
-            known = pack_message(self._process, self._incarnation, self._known(), self._counter.delta_since(0))
+            known = pack_message(self.link.process, self._incarnation, self.link.known(), self._counter.delta_since(0))
             reply = _cluster.result_of(actor.connect.remote(known))
-        message = await self._wait_reply(reply, self._connect_timeout)
+        message = await self._wait_reply(reply, self.link.connect_timeout)
         with self._unexpected_reply():
             incarnation, *content = unpack_message(message)
             self._actor, self._incarnation, self._counter_version = actor, incarnation, 0
@@ -102,14 +111,14 @@ class RayStepStore(RemoteStepStore):
         try:
             return _cluster.named_actor(StepActor, self._name, self._namespace)
         except Exception as error:
-            raise _cluster.explain_error(error, f"cannot reach the step actor of {self.run}") from error
+            raise _cluster.explain_error(error, f"cannot reach {self._what}") from error
 
     def _join_cluster(self) -> None:
         if not self._joined:
-            _cluster.join(self._address, timeout=self._connect_timeout, log_to_driver=False)
-            if self._waits.closed:  # closed meanwhile, without waiting for this thread
+            _cluster.join(self._address, timeout=self.link.connect_timeout, log_to_driver=False)
+            if self._closed:  # meanwhile, without waiting for this thread
                 _cluster.leave()
-                raise StoreUnavailableError(f"{self!r} was closed")
+                raise StoreUnavailableError(f"the store of run {self.link.run} was closed")
             self._joined = True
 
     def _existing_actor(self) -> Any:
@@ -117,68 +126,68 @@ class RayStepStore(RemoteStepStore):
         self._join_cluster()
         return _cluster.existing_actor(self._name, self._namespace)
 
-    async def _inspect_once(self) -> RunReport | None:
+    async def inspect(self) -> RunReport | None:
         actor = await to_thread(self._existing_actor, grace_secs=_GRACE_SECS)
         if actor is None:
             return None
         # A process that knows no incarnation yet brings nothing, and gets the snapshot.
-        nothing = pack_message(self._process, "", self._known(), GCounter().delta_since(0))
-        message = await self._wait_reply(_cluster.result_of(actor.connect.remote(nothing)), self._connect_timeout)
+        nothing = pack_message(self.link.process, "", self.link.known(), GCounter().delta_since(0))
+        message = await self._wait_reply(_cluster.result_of(actor.connect.remote(nothing)), self.link.connect_timeout)
         with self._unexpected_reply():
-            return report_of(self.run, unpack_snapshot(unpack_message(message)[2]))
+            return report_of(self.link.run, unpack_snapshot(unpack_message(message)[2]))
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        link = self.link
         while True:
-            step, position = self._waits.next_threshold, self._waits.latest
-            threshold = None if step == NO_WAITER else step
             self._poll_count += 1
-            poll = LongPoll(self._process, self._poll_count, threshold, position.epoch, self._snapshot.revision, self._heartbeat)
+            epoch, revision = link.latest.epoch, link.observed().revision
+            poll = LongPoll(link.process, self._poll_count, link.threshold, epoch, revision, link.heartbeat)
             message = pack_message(self._incarnation, self._counter_version, poll)
             reply = _cluster.result_of(self._actor.long_poll.remote(message))
             self._current_poll = poll, reply
             try:
-                answer = await self._wait_reply(reply, self._heartbeat + _GRACE_SECS)
+                answer = await self._wait_reply(reply, link.heartbeat + _GRACE_SECS)
             finally:
                 self._current_poll = None
             if answer is not _REPLACED:
                 content = self._parse_reply(answer)
                 if isinstance(content, Snapshot):
-                    self._observe_snapshot(content)
+                    link.observe_snapshot(content)
                 elif isinstance(content, Position):
-                    self._observe(content)
+                    link.observe(content)
 
-    def _subscribe(self, step: int | None) -> None:
-        super()._subscribe(step)
+    def subscribe(self, step: int | None) -> None:
         if self._current_poll is None or step is None:
             return
         poll, reply = self._current_poll
         if not reply.done() and (poll.threshold is None or step < poll.threshold):
             reply.set_result(_REPLACED)  # the next poll replaces it in the actor, too
 
-    async def _close_connection(self) -> None:
+    async def disconnect(self) -> None:
         actor, self._actor = self._actor, None
         for reply in self._replies:
-            _fail(reply, StoreUnavailableError(f"{self!r} lost the step actor"))
-        if actor is not None and not self._forgotten:
-            left = _cluster.result_of(actor.leave.remote(self._process))
-            if self._waits.closed:  # otherwise the actor is probably gone
+            _fail(reply, StoreUnavailableError(f"{self._what} is not connected any more"))
+        if actor is not None and not self._deleted:
+            left = _cluster.result_of(actor.leave.remote(self.link.process))
+            if self._closed:  # otherwise the actor is probably gone
                 with contextlib.suppress(StoreUnavailableError):  # its poll there ends after a heartbeat anyway
                     await self._wait_reply(left, _LEAVE_SECS)
 
-    async def _disconnect(self) -> None:
-        await super()._disconnect()
+    async def close(self) -> None:
+        self._closed = True
+        await self.disconnect()
         if self._joined:
             self._joined = False
             await to_thread(_cluster.leave, grace_secs=_GRACE_SECS)
 
     # Calls.
 
-    async def _request_once(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Answer:
         answer = await self._call_actor("apply", request_kind(request), request)
         assert isinstance(answer, Answer)
         return answer
 
-    async def _read_run_once(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         snapshot = await self._call_actor("read")
         assert isinstance(snapshot, Snapshot)
         return snapshot
@@ -191,16 +200,16 @@ class RayStepStore(RemoteStepStore):
     async def _wait_reply(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
         """Wait for a reply, `secs` seconds at most; `_close_connection` ends all of these waits."""
         self._replies.add(reply)
-        silent = StoreUnavailableError(f"the step actor of {self.run} has been silent for {secs} s")
+        silent = StoreUnavailableError(f"{self._what} has been silent for {secs} s")
         timer = None
         if secs is not None:
-            timer = self._clock.call_later(secs, lambda: _fail(reply, silent))
+            timer = self.link.clock.call_later(secs, lambda: _fail(reply, silent))
         try:
             return await reply
         except Exception as error:
             if not _cluster.is_ray_error(error):
                 raise
-            raise _cluster.explain_error(error, f"the step actor of {self.run} does not answer") from error
+            raise _cluster.explain_error(error, f"{self._what} does not answer") from error
         finally:
             self._replies.discard(reply)
             if timer is not None:
@@ -208,7 +217,7 @@ class RayStepStore(RemoteStepStore):
 
     def _parse_reply(self, message: bytes) -> Snapshot | Position | Answer:
         if not message:
-            raise StoreUnavailableError(f"the step actor of {self.run} was started again without its memory")
+            raise StoreUnavailableError(f"{self._what} was started again without its memory")
         with self._unexpected_reply():
             return self._merge_reply(*unpack_message(message))
 
@@ -226,19 +235,21 @@ class RayStepStore(RemoteStepStore):
             yield
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise damaged_error(
-                self.run,
+                self.link.run,
                 f"the actor {self._name!r} in the namespace {self._namespace!r}",
                 found=f"{type(error).__name__}: {error}",
                 expected="a step actor of this version of aiohooks",
                 delete="kill that actor",
             ) from error
 
-    async def _delete_run_once(self) -> None:
-        await to_thread(_cluster.kill_actor, self._current_actor(), grace_secs=_GRACE_SECS)
+    async def delete(self) -> None:
+        self._deleted = True
+        actor = self._actor or await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
+        await to_thread(_cluster.kill_actor, actor, grace_secs=_GRACE_SECS)
 
     def _current_actor(self) -> Any:
         if self._actor is None:
-            raise StoreUnavailableError(f"{self!r} is not connected to the step actor")
+            raise StoreUnavailableError(f"{self._what} is not connected")
         return self._actor
 
 

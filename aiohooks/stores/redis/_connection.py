@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
-from aiohooks.stores.remote import CERTIFICATE_HINTS
+from aiohooks.stores._protocol import CERTIFICATE_HINTS
 
 _NO_RIGHTS = "the user may not do that; give it the rights in docs/guides/engine-redis.md (ACL SETUSER)"
 _OTHER_NODE = (

@@ -17,6 +17,7 @@ from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefuse
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, Write, damaged_error
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import NO_WAITER
+from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.redis import _script
 from aiohooks.stores.redis._connection import (
     SENTINEL,
@@ -26,8 +27,8 @@ from aiohooks.stores.redis._connection import (
     is_moved,
     is_unknown_script,
 )
-from aiohooks.stores.remote import RemoteStepStore
 from aiohooks.stores.report import RunReport, report_of
+from aiohooks.stores.shared import SharedStepStore
 
 try:
     import redis.asyncio.connection as client
@@ -53,7 +54,7 @@ _TCP_DEFAULTS: dict[str, Any] = {"socket_keepalive": True}
 _TLS_DEFAULTS: dict[str, Any] = {"ssl_cert_reqs": "required", "ssl_check_hostname": True}
 
 
-class RedisStepStore(RemoteStepStore):
+class RedisStepStore(SharedStepStore):
     """A step store on a Redis server (6.2 or later) or a Valkey server, for processes on several machines.
 
     A process has two connections. One waits in a blocking read, which the server ends when the lowest step that this
@@ -72,7 +73,7 @@ class RedisStepStore(RemoteStepStore):
         credential_provider: Any = None,
         answer_timeout: float = 5.0,
         expire_secs: float | None = None,
-        **remote: Any,
+        **shared: Any,
     ) -> None:
         """Create the store; it connects when it is opened.
 
@@ -86,20 +87,14 @@ class RedisStepStore(RemoteStepStore):
             answer_timeout: after how many seconds without an answer the connection counts as dead.
             expire_secs: after how many seconds without a connected store the server deletes the run; more than twice the
                 heartbeat. None keeps the run until `forget`.
-            remote: see `RemoteStepStore`.
+            shared: see `SharedStepStore`.
 
         Raises:
             InvalidArgumentError: the URL or an option is invalid.
         """
-        super().__init__(run=run, **remote)
         check_secs(answer_timeout, "answer_timeout", positive=True)
         check_secs(expire_secs, "expire_secs", optional=True, positive=True)
-        if expire_secs is not None and expire_secs <= 2 * self._heartbeat:
-            raise InvalidArgumentError(
-                f"expire_secs is {expire_secs!r}; give more than twice the heartbeat, which is {self._heartbeat:g} s: "
-                "a run that is in use would be deleted"
-            )
-        self._new_client_connection, self._address = _parse_url(
+        new_connection, address = _parse_url(
             url,
             {
                 "ssl_ca_certs": ssl_ca_certs,
@@ -109,31 +104,54 @@ class RedisStepStore(RemoteStepStore):
                 "socket_connect_timeout": answer_timeout,
             },
         )
+        super().__init__(RedisEngine(new_connection, address, answer_timeout, expire_secs), run=run, **shared)
+
+
+class RedisEngine(Engine):
+    """A run on a server: one connection with a blocking read, and one for requests."""
+
+    def __init__(self, new_connection: Callable[[], Any], address: str, answer_timeout: float, expire_secs: float | None) -> None:
+        """Connect later; `new_connection` creates a connection of the client's, `address` is for messages."""
+        self._new_client_connection = new_connection
+        self._address = address
         self._answer_timeout = answer_timeout
+        self._expire_secs = expire_secs
         self._keep_ms = "" if expire_secs is None else str(round(expire_secs * 1000))
-        self._keys = _script.Keys(self.run)
-        self._wake_key = self._keys.wake(self._process)
-        self._last_wake = "0-0"  # the last entry seen of that stream
+        self._last_wake = "0-0"  # the last entry seen of the stream that ends this process's own blocking read
         self._run = _script.FoundRun("", "", RunState(), "")  # as last read; the one before, while a connection is made
-        self._recent = self._waits.latest, ""  # the highest position that came with recent answers, and those
+        self._recent = Position(1, 0), ""  # the highest position that came with recent answers, and those
         self._requests: RedisConnection | None = None
         self._reads: RedisConnection | None = None
         self._blocked_for: int | None = None  # the step that the current blocking read waits for
         self._read_count = 0  # blocking reads so far
         self._waking: asyncio.Task[Any] | None = None
 
+    def attach(self, link: EngineLink) -> None:
+        super().attach(link)
+        if self._expire_secs is not None and self._expire_secs <= 2 * link.heartbeat:
+            raise InvalidArgumentError(
+                f"expire_secs is {self._expire_secs!r}; give more than twice the heartbeat, which is {link.heartbeat:g} s: "
+                "a run that is in use would be deleted"
+            )
+        self._keys = _script.Keys(link.run)
+        self._wake_key = self._keys.wake(link.process)
+
     # The connections.
 
     async def _open_connection(self) -> None:
         self._last_wake = "0-0"  # this may be another server
-        within = min(self._answer_timeout, self._connect_timeout)
+        within = self._open_secs
         together: list[RedisConnection] = []
         self._requests = self._new_connection(together)
         await self._requests.open(within)
         self._reads = self._new_connection(together)
         await self._reads.open(within)
 
-    async def _connect(self) -> Snapshot:
+    @property
+    def _open_secs(self) -> float:
+        return min(self._answer_timeout, self.link.connect_timeout)
+
+    async def connect(self) -> Snapshot:
         await self._open_connection()
         assert self._reads is not None
         # A user without the right to read is refused now, not at the first wait.
@@ -157,7 +175,7 @@ class RedisStepStore(RemoteStepStore):
             if is_older or not found.run_id:
                 state.mark_older()
             if known.run_id:
-                state.recover(self._process, self._known(), known.state.answers)
+                state.recover(self.link.process, self.link.known(), known.state.answers)
             run_id = found.run_id if found.run_id and not is_older else secrets.token_hex(8)
             if await self._swap(found, run_id, state, int(known.version or 0), self._recent[1]):
                 told = run_id
@@ -179,13 +197,13 @@ class RedisStepStore(RemoteStepStore):
         return isinstance(role, list) and role[:1] == [b"sentinel"]
 
     def _new_connection(self, together: list[RedisConnection]) -> RedisConnection:
-        return RedisConnection(self._new_client_connection(), self._address, self._spawn, together)
+        return RedisConnection(self._new_client_connection(), self._address, self.link.spawn, together)
 
     def _drop_connections(self, error: BaseException) -> None:
         if self._requests is not None:
             self._requests.drop(error)
 
-    async def _close_connection(self) -> None:
+    async def disconnect(self) -> None:
         connections = (self._requests, self._reads)
         self._requests = self._reads = None
         for connection in connections:
@@ -194,9 +212,9 @@ class RedisStepStore(RemoteStepStore):
 
     # The blocking read.
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
         keys = (self._keys.positions, self._keys.changes, self._wake_key)
-        secs = min(self._heartbeat, _LONGEST_BLOCK_SECS)
+        secs = min(self.link.heartbeat, _LONGEST_BLOCK_SECS)
         blocking_read = ("XREAD", "BLOCK", max(1, round(secs * 1000)), "STREAMS", *keys)
         while True:
             # A waiter that was just woken may wait again: let it, so that this read already blocks for its next step.
@@ -204,14 +222,14 @@ class RedisStepStore(RemoteStepStore):
             connection = self._reads
             if connection is None:
                 return
-            self._blocked_for = self._waits.next_threshold
+            self._blocked_for = self.link.waits.next_threshold
             self._read_count += 1
-            after = _script.read_after(self._waits.latest, self._blocked_for, NO_WAITER), self._run.last_change, self._last_wake
+            after = _script.read_after(self.link.latest, self._blocked_for, NO_WAITER), self._run.last_change, self._last_wake
             try:
                 reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
             except StoreRefusedError as error:
                 if is_moved(error):
-                    self._end_all(error)
+                    self.link.fail(error)
                 raise
             finally:
                 self._blocked_for = None
@@ -225,26 +243,25 @@ class RedisStepStore(RemoteStepStore):
                     else:
                         self._last_wake = entry_id
             if refresh:
-                self._observe_snapshot(await self._read_run_once())
+                self.link.observe_snapshot(await self.read())
 
     def _observe_entry(self, entry_id: str, fields: dict[str, str]) -> None:
         if fields.get("run") != self._run.run_id:
             raise self._data_lost()
         position = _script.parse_position(entry_id)
         self._observe_recent(position, fields.get("recent", ""))
-        self._observe(position)
+        self.link.observe(position)
 
     def _observe_recent(self, position: Position, recent: str) -> None:
         if position >= self._recent[0]:
             self._recent = position, recent
 
-    def _subscribe(self, step: int | None) -> None:
-        super()._subscribe(step)
+    def subscribe(self, step: int | None) -> None:
         if self._waking is None and self._is_blocked_too_high():
-            self._waking = self._spawn(self._end_blocking_read(), "waiting for a lower step")
+            self._waking = self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
 
     def _is_blocked_too_high(self) -> bool:
-        return self._blocked_for is not None and self._waits.next_threshold < self._blocked_for
+        return self._blocked_for is not None and self.link.waits.next_threshold < self._blocked_for
 
     async def _end_blocking_read(self) -> None:
         # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and would do nothing.
@@ -261,7 +278,7 @@ class RedisStepStore(RemoteStepStore):
 
     # Requests.
 
-    async def _request_once(self, request: Request) -> Answer:
+    async def request(self, request: Request) -> Answer:
         if isinstance(request, Write):
             return await self._write_once(request)
         lost_races = 0
@@ -272,7 +289,7 @@ class RedisStepStore(RemoteStepStore):
             if await self._swap(run, run.run_id, state):
                 return answer
             lost_races += 1
-            await sleep(_RACE_BACKOFF.pause_secs(lost_races), self._clock)
+            await sleep(_RACE_BACKOFF.pause_secs(lost_races), self.link.clock)
 
     async def _write_once(self, write: Write) -> Answer:
         reply = await self._call_script(self._keys.all, "write", self._run.run_id, *_script.write_arguments(write))
@@ -284,7 +301,7 @@ class RedisStepStore(RemoteStepStore):
         self._observe_recent(answer.position, recent)
         return answer
 
-    async def _read_run_once(self) -> Snapshot:
+    async def read(self) -> Snapshot:
         run = await self._read_run_state()
         return run.state.snapshot(run.run_id)
 
@@ -317,7 +334,7 @@ class RedisStepStore(RemoteStepStore):
 
     def _data_lost(self) -> StoreUnavailableError:
         """Return the error for a run that is gone, or another one, after ending the connections: connecting restores it."""
-        error = StoreUnavailableError(f"run {self.run}: the data of the run is gone from redis at {self._address}")
+        error = StoreUnavailableError(f"run {self.link.run}: the data of the run is gone from redis at {self._address}")
         self._drop_connections(error)
         return error
 
@@ -359,25 +376,27 @@ class RedisStepStore(RemoteStepStore):
     def _damaged_error(self, found: str) -> StoreDamagedError:
         keys = f"{self._keys.positions}*"
         return damaged_error(
-            self.run,
+            self.link.run,
             f"redis at {self._address}, {keys}",
             found=found,
             expected="the keys of a run, of layout 2",
             delete=f"delete the keys {keys}",
         )
 
-    async def _inspect_once(self) -> RunReport | None:
+    async def inspect(self) -> RunReport | None:
         connection = self._new_connection([])
         try:
-            await connection.open(min(self._answer_timeout, self._connect_timeout))
+            await connection.open(self._open_secs)
             reply = await self._call_script(self._keys.all, "inspect", "", on=connection)
             with self._unexpected_reply(reply):
                 found = _script.parse_read(reply)
         finally:
             await connection.aclose()
-        return report_of(self.run, found.state.snapshot()) if found.run_id else None
+        return report_of(self.link.run, found.state.snapshot()) if found.run_id else None
 
-    async def _delete_run_once(self) -> None:
+    async def delete(self) -> None:
+        if self._requests is None:
+            await self._open_connection()
         command = ("DEL", *self._keys.all, self._wake_key)
         await self._execute(self._request_connection(), *command, within=self._answer_timeout)
 

@@ -37,7 +37,7 @@ from tests.fuzz.cancel_sweep.probe import HANG_SECS, Probe
 from tests.fuzz.cancel_sweep.runner import Scenario
 from tests.fuzz.cancel_sweep.scenarios.checkpoints import CheckpointFixture, WatchedSaver
 from tests.fuzz.cancel_sweep.scenarios.evaluations import WatchedEvaluator, check_every_step_evaluated, check_no_timers, evaluator
-from tests.fuzz.cancel_sweep.scenarios.stores import StoreFixture, WatchedStore, lead_and_train
+from tests.fuzz.cancel_sweep.scenarios.stores import StoreFixture, WatchedConnection, WatchedStore, lead_and_train
 from tests.fuzz.cancel_sweep.scenarios.version_gates import gate_of
 from tests.fuzz.random_programs.injected_bugs import BUGS
 from tests.support.waiting import ticks
@@ -433,12 +433,16 @@ async def writing_outlives_the_store(fixture: StoreFixture) -> None:
         await fixture.advance(process.store)
 
 
-class ResendingStore(WatchedStore):
-    async def _request_once(self, request: Request) -> Answer:
-        answer = await super()._request_once(request)
+class ResendingConnection(WatchedConnection):
+    async def request(self, request: Request) -> Answer:
+        answer = await super().request(request)
         if isinstance(request, Write):
-            answer = await super()._request_once(self._next_write(request.kind, request.amount))
+            answer = await super().request(request._replace(seq=request.seq + 1))
         return answer
+
+
+class ResendingStore(WatchedStore):
+    connection_class = ResendingConnection
 
 
 @bug_on(StoreFixture, "exactly once: advance 0 was counted 2 times")
@@ -470,9 +474,13 @@ async def lead_is_not_given_back(fixture: StoreFixture) -> None:
         await lead_and_train(fixture, process, 1)
 
 
-class ConnectionKeepingStore(WatchedStore):
-    async def _close_connection(self) -> None:
+class KeptConnection(WatchedConnection):
+    async def disconnect(self) -> None:
         """Do not."""
+
+
+class ConnectionKeepingStore(WatchedStore):
+    connection_class = KeptConnection
 
 
 @bug_on(StoreFixture, "is still connected")

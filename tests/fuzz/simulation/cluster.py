@@ -17,18 +17,18 @@ import aiohooks.stores.nats.store as nats_store
 import aiohooks.stores.ray.store as ray_store
 from aiohooks._aio.clock import sleep
 from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StaleTermError, StoreUnavailableError
-from aiohooks.stores import SharedStepStore
+from aiohooks.stores import Engine, SharedStepStore
 from tests.fuzz.simulation.history import History, Operation, Tenure, WaitEnd
-from tests.fuzz.simulation.nats_engine import NatsServer, SimulatedNatsConnection, SimulatedNatsStore
+from tests.fuzz.simulation.nats_engine import NatsServer, SimulatedNatsConnection, simulated_nats_engine
 from tests.fuzz.simulation.network import Network
-from tests.fuzz.simulation.ray_engine import RayServer, SimulatedRayStore
-from tests.fuzz.simulation.redis_engine import RedisServer, SimulatedRedisStore
+from tests.fuzz.simulation.ray_engine import RayServer, SimulatedRayEngine
+from tests.fuzz.simulation.redis_engine import RedisServer, simulated_redis_engine
 from tests.fuzz.simulation.virtual_time import Process, World
 
-ENGINES: dict[str, tuple[Callable[[Network], Any], Callable[..., SharedStepStore]]] = {
-    "redis": (RedisServer, SimulatedRedisStore),
-    "nats": (NatsServer, SimulatedNatsStore),
-    "ray": (RayServer, SimulatedRayStore),
+ENGINES: dict[str, tuple[Callable[[Network], Any], Callable[[Network, Process], Engine]]] = {
+    "redis": (RedisServer, simulated_redis_engine),
+    "nats": (NatsServer, simulated_nats_engine),
+    "ray": (RayServer, SimulatedRayEngine),
 }
 Program = Callable[[Process, SharedStepStore], Coroutine[Any, Any, None]]
 WORKERS = 8
@@ -43,7 +43,7 @@ class Cluster:
         self.world = world
         self.engine = engine
         self.network = Network(world, mean_delay_secs=chance.choice((0.0005, 0.002, 0.02)))
-        make_server, self._make_store = ENGINES[engine]
+        make_server, self._make_engine = ENGINES[engine]
         self.server = self.network.server = make_server(self.network)
         self.history = History(world)
         self.lease_secs = chance.choice((3.0, 5.0))
@@ -76,9 +76,8 @@ class Cluster:
 
     def make_store(self, process: Process, **options: Any) -> SharedStepStore:
         """Make the store of a process."""
-        return self._make_store(
-            self.network,
-            process,
+        return SharedStepStore(
+            self._make_engine(self.network, process),
             run="default",
             lease_secs=self.lease_secs,
             heartbeat=self.heartbeat_secs,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from aiohooks.stores.nats import NatsStepStore
-from aiohooks.stores.nats._connection import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, WRONG_SEQUENCE, NatsConnection
+from aiohooks.stores.nats._connection import MESSAGE_NOT_FOUND, STREAM_NOT_FOUND, WRONG_SEQUENCE, NatsConnection, parse_address
+from aiohooks.stores.nats.store import NatsEngine
 from tests.fuzz.simulation.disk import Disk
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
@@ -179,8 +179,6 @@ class SimulatedNatsConnection(NatsConnection):
         self._client = _Client(network, process)
 
 
-class SimulatedNatsStore(NatsStepStore):
-    """The store, whose connections `cluster` replaces."""
-
-    def __init__(self, network: Network, process: Process, **options: Any) -> None:
-        super().__init__("nats://simulated:1", **options)
+def simulated_nats_engine(network: Network, process: Process) -> NatsEngine:
+    """Return the store's engine, whose connections `cluster` replaces."""
+    return NatsEngine(parse_address("nats://simulated:1"), {}, "AIOHOOKS", 1, None)

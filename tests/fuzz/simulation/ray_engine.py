@@ -9,8 +9,8 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError
 
 from aiohooks.errors import StoreUnavailableError
-from aiohooks.stores.ray import RayStepStore
 from aiohooks.stores.ray._actor import StepActor
+from aiohooks.stores.ray.store import RayEngine
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
 
@@ -112,14 +112,14 @@ class _Handle:
             result.set_exception(ActorUnavailableError("the simulated actor is unavailable", b"0" * 16))
 
 
-class SimulatedRayStore(RayStepStore):
-    """The store, with Ray's handle replaced."""
+class SimulatedRayEngine(RayEngine):
+    """The store's engine, with Ray's handle replaced."""
 
-    def __init__(self, network: Network, process: Process, **options: Any) -> None:
-        super().__init__("", **options)
+    def __init__(self, network: Network, process: Process) -> None:
+        super().__init__("simulated", None)
         self._handle = _Handle(network, process)
 
     def _find_actor(self) -> Any:
-        if self._waits.closed:
-            raise StoreUnavailableError(f"{self!r} was closed")
+        if self._closed:
+            raise StoreUnavailableError("the store was closed")
         return self._handle

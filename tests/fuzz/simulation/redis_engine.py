@@ -13,7 +13,7 @@ from typing import Any
 import redis.exceptions as errors
 
 from aiohooks.stores._protocol import MAX_STEP, Position, Write
-from aiohooks.stores.redis import RedisStepStore
+from aiohooks.stores.redis.store import RedisEngine
 from tests.fuzz.simulation.disk import Disk
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
@@ -275,9 +275,6 @@ def _unpack_command(packed: bytes) -> list[str]:
     return arguments
 
 
-class SimulatedRedisStore(RedisStepStore):
-    """The store, with redis-py's connection replaced."""
-
-    def __init__(self, network: Network, process: Process, **options: Any) -> None:
-        super().__init__("redis://simulated:1", **options)
-        self._new_client_connection = lambda: _Client(network, process)
+def simulated_redis_engine(network: Network, process: Process) -> RedisEngine:
+    """Return the store's engine, with redis-py's connection replaced."""
+    return RedisEngine(lambda: _Client(network, process), "simulated:1", 5.0, None)

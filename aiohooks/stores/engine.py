@@ -1,0 +1,123 @@
+"""What an engine provides to a step store, and what the store offers to its engine."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from aiohooks._aio.clock import Clock
+from aiohooks.stores._protocol import Answer, EngineError, Position, Request, Snapshot
+from aiohooks.stores._waiting import NO_WAITER, WaitRegistry
+from aiohooks.stores.report import RunReport
+
+
+class Engine(abc.ABC):
+    """Where the processes of a run keep it: a server, an actor, files. Each store has an engine of its own.
+
+    Each method does one thing once, and what takes effect twice where it is repeated is recognized (`RunState` does that). The
+    store repeats, waits, renews leases, combines advances and reconnects. A method raises `StoreUnavailableError` if the
+    connection fails or the engine refuses for now, `StoreRefusedError` if it would refuse again, and `StoreDamagedError` if
+    what it finds is no run: after that nothing is repeated.
+    """
+
+    remote: ClassVar[bool] = True
+    """Whether it is behind a connection, which may be lost and is made again, and where the dead are found by leases.
+    Otherwise nothing is tried again, and the engine removes the members of dead processes by itself."""
+    loss_note: ClassVar[str] = "; advances of processes that have not seen each other's since the loss may count once"
+    """What may be wrong with the step after the engine has lost its data."""
+
+    link: EngineLink
+    """What the store offers; set by `attach`."""
+
+    def attach(self, link: EngineLink) -> None:
+        """Called once, when the store is made; an option that does not fit raises `InvalidArgumentError` here."""
+        self.link = link
+
+    @abc.abstractmethod
+    async def connect(self) -> Snapshot:
+        """Connect, subscribe, and then read the run; make the run if it is not there. Report from then on.
+
+        If it is another run than before (`Snapshot.run_id`), the engine has lost its data: first it gets `link.known()`, by
+        `RunState.recover`. Requests and reports of a run with another id than that must fail.
+        """
+
+    async def watch(self) -> None:  # noqa: B027 - only if it is `remote`
+        """Report to `link.observe` and `link.observe_snapshot` until the connection fails."""
+
+    @abc.abstractmethod
+    async def request(self, request: Request) -> Answer:
+        """Send a request; one that was sent before, and whose answer was lost, gets the same answer."""
+
+    @abc.abstractmethod
+    async def read(self) -> Snapshot:
+        """Read the run."""
+
+    def advance_nowait(self, by: int, floor: Position, term: int) -> Position | None:
+        """Advance without suspending, as the `Write` with these values; None if a request is needed for that."""
+        return None
+
+    def subscribe(self, step: int | None) -> None:  # noqa: B027 - an engine may report every step
+        """Report from `step` on, the lowest one with a waiter: 0 for any change, None without a waiter."""
+
+    @abc.abstractmethod
+    async def inspect(self) -> RunReport | None:
+        """Read the run, also without `connect`, and release all that this takes; change nothing. None if there is none."""
+
+    @abc.abstractmethod
+    async def delete(self) -> None:
+        """Delete the run, whatever it holds, also without `connect`."""
+
+    @abc.abstractmethod
+    async def disconnect(self) -> None:
+        """Release what `connect` took, also after a failed one; never raise for a broken connection."""
+
+    async def close(self) -> None:
+        """`disconnect` for the last time; the store bounds the time."""
+        await self.disconnect()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLink:
+    """What a store offers to its engine. Everything is called in the store's event loop."""
+
+    run: str
+    """The name of the run."""
+    process: str
+    """The name of this process, different for each store; the `writer` of its requests."""
+    clock: Clock
+    heartbeat: float
+    """After how many seconds of silence a connection is to be tested."""
+    lease_secs: float
+    connect_timeout: float
+    waits: WaitRegistry
+    observe: Callable[[Position], None]
+    """Reports a position; an older one than the latest is ignored."""
+    observe_snapshot: Callable[[Snapshot], None]
+    """Reports the run; also one that is out of date."""
+    fail: Callable[[EngineError], None]
+    """Ends all calls and waits with an error: for good if it is damage, otherwise until the engine can be used again."""
+    known: Callable[[], Snapshot]
+    """Returns what this process knows of the run, for an engine that has lost it; its own members are exact."""
+    observed: Callable[[], Snapshot]
+    """Returns the latest snapshot that was reported."""
+    spawn: Callable[[Coroutine[Any, Any, Any], str], asyncio.Task[Any]]
+    """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
+    outage: Callable[[], AbstractContextManager[None]]
+    """Marks the time of a block as one in which the engine does not answer."""
+    retry_now: Callable[[], None]
+    """Ends the pauses before the next attempts: the engine may be available again."""
+
+    @property
+    def latest(self) -> Position:
+        """The latest position that this process knows."""
+        return self.waits.latest
+
+    @property
+    def threshold(self) -> int | None:
+        """The lowest step with a waiter, as for `Engine.subscribe`."""
+        threshold = self.waits.next_threshold
+        return None if threshold == NO_WAITER else threshold
