@@ -1,14 +1,15 @@
-"""Logging what a long wait is for, so that a program does not wait in silence."""
+"""Logging what long waits are for, so that a program does not wait in silence."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 
-from aiohooks._aio.clock import TimerHandle, current_clock
+from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 
 _logger = logging.getLogger("aiohooks")
 _NOTICE_SECS = 1.0
+_LINE_SECS = 60.0
 
 
 class LongWaitLog:
@@ -45,3 +46,40 @@ class LongWaitLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class WaitLog:
+    """Logs a line for every minute that the oldest of the waits has lasted; a wait that ends earlier logs nothing."""
+
+    __slots__ = ("_clock", "_describe", "_logged_at", "_logger", "_since", "_timer")
+
+    def __init__(self, logger: logging.Logger, clock: Clock, describe: Callable[[], str]) -> None:
+        """Start with no waits; `describe()` names the waiters, and whom they wait for; empty: there is nothing to log."""
+        self._logger = logger
+        self._clock = clock
+        self._describe = describe
+        self._since: dict[object, float] = {}  # by wait, the oldest first
+        self._timer: TimerHandle | None = None
+        self._logged_at = 0.0
+
+    def begin(self, wait: object) -> None:
+        """Note that a wait begins."""
+        self._since[wait] = self._clock.now()
+        if self._timer is None:
+            self._timer = self._clock.call_later(_LINE_SECS, self._on_timer)
+
+    def end(self, wait: object) -> None:
+        """Note that it has ended; harmless if it had not begun."""
+        self._since.pop(wait, None)
+        if not self._since and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        now, oldest = self._clock.now(), next(iter(self._since.values()))
+        rest = max(oldest, self._logged_at) + _LINE_SECS - now
+        if rest <= 0:
+            if text := self._describe():
+                self._logger.info("%s, for %.0f s now", text, now - oldest)
+            self._logged_at, rest = now, _LINE_SECS
+        self._timer = self._clock.call_later(rest, self._on_timer)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._aio.long_waits import WaitLog
 from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.calls import only_if
@@ -18,7 +19,6 @@ from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step
 from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import current_publisher, publisher_summary, shortened
-from aiohooks.version_gate._wait_log import WaitLog
 from aiohooks.version_gate.gate import NotNeeded
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class _Sessions:
     """
 
     def __init__(self, versions: StepStore) -> None:
-        self.log: WaitLog = WaitLog(current_clock(), self._describe_waits)
+        self.log: WaitLog = WaitLog(logging.getLogger("aiohooks.version_gate"), current_clock(), self._describe_waits)
         self._versions = versions
         self._members: dict[_Member, None] = {}
         self._left: list[_Left] = []

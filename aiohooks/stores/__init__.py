@@ -2,7 +2,6 @@
 
     _protocol       what stores and engines exchange: Position, Snapshot, requests and answers, damaged_error
     _run_state      RunState: the effect of each request on the state of a run, without I/O
-    report          RunReport: what an engine has of a run, for someone outside of it
     publishers      Publisher: what may advance a store, which of them still could, how the last one left
     _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a minute
     base            StepStore: the contract, and what is the same on every engine
@@ -29,12 +28,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiohooks.stores._protocol import Position
     from aiohooks.stores._waiting import Changes
-    from aiohooks.stores.base import StepStore, StoreStatistics, Term
+    from aiohooks.stores.base import ExitReport, PublisherReport, RunReport, StepStore, StoreStatistics, Term
     from aiohooks.stores.engine import Engine, EngineLink
     from aiohooks.stores.memory import MemoryStepStore
     from aiohooks.stores.open import open_step_store
     from aiohooks.stores.publishers import Publisher, current_publisher
-    from aiohooks.stores.report import ExitReport, PublisherReport, RunReport
     from aiohooks.stores.shared import SharedStepStore
 
 __all__ = [
@@ -63,12 +61,11 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
         {
             "aiohooks.stores._protocol": ("Position",),
             "aiohooks.stores._waiting": ("Changes",),
-            "aiohooks.stores.base": ("StepStore", "StoreStatistics", "Term"),
+            "aiohooks.stores.base": ("ExitReport", "PublisherReport", "RunReport", "StepStore", "StoreStatistics", "Term"),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),
             "aiohooks.stores.memory": ("MemoryStepStore",),
             "aiohooks.stores.open": ("open_step_store",),
             "aiohooks.stores.publishers": ("Publisher", "current_publisher"),
-            "aiohooks.stores.report": ("ExitReport", "PublisherReport", "RunReport"),
             "aiohooks.stores.shared": ("SharedStepStore",),
         },
     )

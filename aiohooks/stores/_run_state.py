@@ -31,25 +31,6 @@ _MOST_WRITERS = 1024  # whose last answers are kept; the least recent one is dro
 class RunState:
     """One run; one request is applied at a time. Engines with a language of their own implement the same in it."""
 
-    __slots__ = (
-        "answers",
-        "exits",
-        "failure",
-        "gone",
-        "last_exit",
-        "leader",
-        "members",
-        "position",
-        "ready",
-        "recovered",
-        "recovered_epoch",
-        "recovered_exits",
-        "recovered_revision",
-        "revision",
-        "term",
-        "unconfirmed",
-    )
-
     def __init__(self) -> None:
         self.position = Position(1, 0)
         self.term = 0
@@ -71,9 +52,9 @@ class RunState:
 
     def copy(self) -> RunState:
         other = RunState.__new__(RunState)
-        for name in self.__slots__:
-            value = getattr(self, name)
-            setattr(other, name, value.copy() if isinstance(value, (dict, list)) else value)
+        vars(other).update(
+            {name: value.copy() if isinstance(value, (dict, list)) else value for name, value in vars(self).items()}
+        )
         return other
 
     def apply(self, request: Request) -> Answer:
@@ -302,9 +283,7 @@ class RunState:
         return self._is_older_term(member.term, member.process)
 
     def dump(self) -> bytes:
-        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        fields["members"] = list(self.members.values())
-        return _ENCODER.encode(fields).encode()
+        return _ENCODER.encode({**vars(self), "members": list(self.members.values())}).encode()
 
     @classmethod
     def load(cls, data: bytes) -> RunState:

@@ -8,7 +8,8 @@ import heapq
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.clock import Clock, TimerHandle, current_clock
+from aiohooks._aio.clock import current_clock
+from aiohooks._aio.long_waits import WaitLog
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._aio.run_scope import current_run
 from aiohooks.errors import (
@@ -34,7 +35,6 @@ ChangeWaiter = asyncio.Future[AiohooksError | None]
 NO_WAITER = MAX_STEP + 1
 """The lowest threshold when there is no waiter."""
 
-_LOG_PERIOD_SECS = 60.0
 _SPARE = 64  # thresholds without a waiter that the heap may hold beside as many as have one
 
 
@@ -182,35 +182,6 @@ class WaitRegistry:
     Nothing here calls user code: ending a wait only makes its task runnable.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_abort",
-        "_change_waiters",
-        "_clock",
-        "_failure",
-        "_loop",
-        "_on_publisher_changed",
-        "_on_unreachable",
-        "_progress",
-        "_ready_waiters",
-        "_reset_waiters",
-        "_subscribe",
-        "_subscribed",
-        "_update_scheduled",
-        "_warned_at",
-        "closed",
-        "forked",
-        "holds",
-        "is_initialised",
-        "latest",
-        "max_waiting",
-        "next_threshold",
-        "publishers",
-        "run",
-        "total",
-        "waiters",
-    )
-
     def __init__(
         self,
         run: str,
@@ -250,7 +221,9 @@ class WaitRegistry:
         self._failure: tuple[AiohooksError, Position] | None = None
         self._abort: tuple[AiohooksError, Position] | None = None  # the failure, if it is the engine's
         self._warned_at: Position | None = None
-        self._progress = _ProgressLog(self, self._clock)
+        self._log = WaitLog(logger, self._clock, self._describe_waits)
+        self._waiting_since: float | None = None  # while there is a wait for a step, without a break
+        self._logged = 0.0, position  # when the last line was logged, or the waiting began, and the position then
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -357,7 +330,7 @@ class WaitRegistry:
     @property
     def waiting_secs(self) -> float | None:
         """For how long there has been a wait for a step without a break; None if there is none."""
-        since = self._progress.since
+        since = self._waiting_since
         return None if since is None else self._clock.now() - since
 
     # What happens: each of these wakes the waits that it concerns.
@@ -386,7 +359,7 @@ class WaitRegistry:
         self.waiters.wake(self.latest.step)
         self.next_threshold = self.waiters.lowest
         if not self.waiters.count:
-            self._progress.since = None
+            self._waiting_since = None
         if self._loop is not None and not self._update_scheduled:
             self._update_scheduled = True
             self._loop.call_soon(self._update_threshold)
@@ -514,9 +487,23 @@ class WaitRegistry:
             self._subscribed = threshold
             self._notify_subscriber()
         if not self.waiters.count:
-            self._progress.end()
-        elif self._progress.since is None:
-            self._progress.begin()
+            self._waiting_since = None
+            self._log.end(self)
+        elif self._waiting_since is None:  # the timer of the log outlives short breaks
+            self._waiting_since = self._clock.now()
+            self._logged = self._waiting_since, self.latest
+            self._log.begin(self)
+
+    def _describe_waits(self) -> str:
+        if not self.waiters.count:
+            return ""  # the last one was woken in this tick
+        (at, before), now, latest = self._logged, self._clock.now(), self.latest
+        self._logged = now, latest
+        # Across a reset the difference says nothing.
+        known = latest.epoch == before.epoch and now > at
+        rate = f"{(latest.step - before.step) / (now - at):.3g} steps/s" if known else "reset meanwhile"
+        waits = f"waiting for step {self.waiters.lowest} ({self.waiters.count} waiters)"
+        return f"run {self.run}: {waits}, seen step {latest.step}, {rate}, {publisher_summary(self.publishers.names)}"
 
     def _notify_subscriber(self) -> None:
         self._subscribe(None if self.next_threshold == NO_WAITER else self.next_threshold)
@@ -537,57 +524,3 @@ class WaitRegistry:
             if self.publishers.unpark(publisher, wait):
                 self._warned_at = None
             self._on_publisher_changed(publisher)
-
-
-class _ProgressLog:
-    """Logs once a minute what is being waited for; costs nothing where nothing is."""
-
-    __slots__ = ("_clock", "_logged_at", "_position", "_timer", "_waits", "since")
-
-    def __init__(self, waits: WaitRegistry, clock: Clock) -> None:
-        self._waits = waits
-        self._clock = clock
-        self.since: float | None = None
-        """When the current uninterrupted waiting began; None while there is none. The timer outlives short breaks."""
-        self._timer: TimerHandle | None = None
-        self._logged_at: float = 0.0  # when the last line was logged, or the waiting began
-        self._position: Position = Position(0, 0)  # the position then
-
-    def begin(self) -> None:
-        self.since = self._logged_at = self._clock.now()
-        self._position = self._waits.latest
-        if self._timer is None:
-            self._timer = self._clock.call_later(_LOG_PERIOD_SECS, self._on_timer)
-
-    def end(self) -> None:
-        self.since = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self.since is None:
-            return
-        rest = self._logged_at + _LOG_PERIOD_SECS - self._clock.now()
-        if rest <= 0:
-            self._log()
-            rest = _LOG_PERIOD_SECS
-        self._timer = self._clock.call_later(rest, self._on_timer)
-
-    def _log(self) -> None:
-        waits, now = self._waits, self._clock.now()
-        elapsed = now - self._logged_at
-        steps = waits.latest.step - self._position.step
-        # Across a reset the difference says nothing.
-        known = waits.latest.epoch == self._position.epoch and elapsed > 0
-        logger.info(
-            "run %s: waiting for step %d (%d waiters), seen step %d, %s, %s",
-            waits.run,
-            waits.waiters.lowest,
-            waits.waiters.count,
-            waits.latest.step,
-            f"{steps / elapsed:.3g} steps/s" if known else "reset meanwhile",
-            publisher_summary(waits.publishers.names),
-        )
-        self._logged_at, self._position = now, waits.latest

@@ -6,6 +6,7 @@ import abc
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 from asyncio import get_running_loop
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +14,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from aiohooks._diagnostics import Waiting
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
-from aiohooks.stores._protocol import MAX_STEP, Position, checked_step, checked_timeout
+from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, checked_step, checked_timeout
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
 from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
-from aiohooks.stores.report import RunReport
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"
@@ -63,6 +63,102 @@ class Term:
     """
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherReport:
+    """A publisher of a run.
+
+    Attributes:
+        name: its name.
+        process: its process, as `host:pid:word`.
+        waits_for: the step that it waits for itself, and cannot advance until then; None while it does not wait.
+        lease_secs: for how long after its last renewal it counts as alive; None where the engine finds the dead by itself.
+        renewals: how often its lease was renewed, or what it waits for has changed.
+    """
+
+    name: str
+    process: str
+    waits_for: int | None
+    lease_secs: float | None
+    renewals: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """How the last publisher or chief of a run left.
+
+    Attributes:
+        name: its name.
+        step: the step at which it left.
+        error: what it failed with; None if it finished.
+        lost: whether it was found dead instead of leaving by itself.
+    """
+
+    name: str
+    step: int
+    error: str | None
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run as its engine has it.
+
+    Created by `StepStore.inspect`.
+
+    Attributes:
+        run: the name of the run.
+        epoch: the epoch; each reset begins a new one.
+        step: the step.
+        term: the number of the latest term; 0 before the first one.
+        chief: the process of the chief; None if there is none.
+        initialised: whether the chief has initialised what the workers need.
+        publishers: the registered publishers.
+        last_exit: how the last one left; None if none has left.
+        failure: the error that ended all waits at this step; None if there is none.
+        waiting: the lowest step that each waiting process waits for, in order, 0 for any change; None if the engine does not
+            know the waiters.
+    """
+
+    run: str
+    epoch: int
+    step: int
+    term: int = 0
+    chief: str | None = None
+    initialised: bool = False
+    publishers: tuple[PublisherReport, ...] = ()
+    last_exit: ExitReport | None = None
+    failure: str | None = None
+    waiting: tuple[int, ...] | None = None
+
+
+def report_of(run: str, snapshot: Snapshot, waiting: tuple[int, ...] | None = None) -> RunReport:
+    """Return the report of a run that an engine has read."""
+    position, members, left, failure = snapshot.position, snapshot.members, snapshot.last_exit, snapshot.failure
+    return RunReport(
+        run=run,
+        epoch=position.epoch,
+        step=position.step,
+        term=snapshot.term,
+        chief=next((member.process for member in members if member.term), None),
+        # Without a living member nothing is initialised any more.
+        initialised=snapshot.ready and bool(members or left is None),
+        publishers=tuple(
+            PublisherReport(
+                member.name,
+                member.process,
+                member.waits_for or None,
+                member.ttl if math.isfinite(member.ttl) else None,
+                member.heartbeat,
+            )
+            for member in members
+            if not member.term
+        ),
+        last_exit=None if left is None else ExitReport(left.name, left.step, left.error or None, left.lost),
+        failure=None if failure is None or failure.position != position else failure.error,
+        waiting=waiting,
+    )
 
 
 class StepStore(Waiting):
@@ -133,10 +229,6 @@ class StepStore(Waiting):
         Returns:
             The run; None if there is none of this name.
         """
-
-    @abc.abstractmethod
-    def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
-        """Advance in the store's own loop, for another thread that waits for `answer`."""
 
     @abc.abstractmethod
     def lead(self, ttl: float | None = None) -> contextlib.AbstractAsyncContextManager[Term]:
@@ -248,12 +340,12 @@ class StepStore(Waiting):
             raise self._closed_error()
         if loop is None:
             raise WrongLoopError(f"{self!r} is not in use in any event loop yet: use it there first, then in threads")
-        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
+        call = self.advance(by)
         try:
-            loop.call_soon_threadsafe(self._advance_into, by, answer)
+            return asyncio.run_coroutine_threadsafe(call, loop)
         except RuntimeError as error:
+            call.close()
             raise WrongLoopError(f"the event loop of {self!r} is closed: make a new store in the new loop") from error
-        return answer
 
     def publisher(self, name: str) -> Publisher:
         """Register a publisher, which may advance the store until it is closed; it counts from now on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import socket
@@ -12,8 +11,7 @@ from typing import ClassVar
 
 from aiohooks.errors import safe_str
 from aiohooks.stores._protocol import MAX_STEP, Position, checked_step
-from aiohooks.stores.base import StepStore, Term
-from aiohooks.stores.report import ExitReport, PublisherReport, RunReport
+from aiohooks.stores.base import ExitReport, PublisherReport, RunReport, StepStore, Term
 
 
 class MemoryStepStore(StepStore):
@@ -105,14 +103,3 @@ class MemoryStepStore(StepStore):
             waits.latest = Position(epoch, step)
             waits.wake()
         return step
-
-    def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
-        if not answer.set_running_or_notify_cancel():
-            return
-        try:
-            self._enter()
-            step = self.advance_nowait(by)
-        except Exception as error:
-            answer.set_exception(error)
-        else:
-            answer.set_result(step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
 import functools
@@ -49,10 +48,9 @@ from aiohooks.stores._protocol import (
     logger,
 )
 from aiohooks.stores._waiting import ChangeWaiter, resolve
-from aiohooks.stores.base import OPEN_BY_URL, StepStore, Term
+from aiohooks.stores.base import OPEN_BY_URL, RunReport, StepStore, Term
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.publishers import Publisher
-from aiohooks.stores.report import RunReport
 
 T = TypeVar("T")
 _CLOSE_SECS = 5.0
@@ -644,29 +642,6 @@ class SharedStepStore(StepStore):
             checked_step(MAX_STEP + 1, f"{write.kind} by {write.amount} would lead to step")
         self._observe(position)
         return position
-
-    def _advance_into(self, by: int, answer: concurrent.futures.Future[int]) -> None:
-        if not answer.set_running_or_notify_cancel():
-            return
-
-        async def advance() -> None:
-            try:
-                step = await self.advance(by)
-            except Exception as error:
-                answer.set_exception(error)
-            else:
-                answer.set_result(step)
-
-        def on_done(task: asyncio.Task[None]) -> None:
-            if not answer.done():  # it was cancelled with the store, perhaps before it began
-                answer.set_exception(self._closed_error())
-
-        try:
-            self._enter()
-        except Exception as error:
-            answer.set_exception(error)
-        else:
-            self._spawn(advance(), "advance for a thread").add_done_callback(on_done)
 
     # The chief.
 

@@ -9,7 +9,6 @@ ticket decides: it knows how many versions were published since, and `use` refus
 
     gate       VersionGate; the queue of waiting callers
     tickets    Ticket; the ledger of admitted items
-    _wait_log  the log of waits that take long
 
 A gate needs a step store and no session.
 """

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from aiohooks._aio.clock import current_clock, wake
+from aiohooks._aio.long_waits import WaitLog
 from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError, add_note
@@ -16,8 +17,7 @@ from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step, checked_timeout
 from aiohooks.stores._waiting import step_timeout_error
 from aiohooks.stores.publishers import publisher_summary, shortened
-from aiohooks.version_gate._wait_log import WaitLog
-from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, versions_between
+from aiohooks.version_gate.tickets import AdmissionLedger, Ticket, logger, versions_between
 
 Until = Callable[[Awaitable[Any]], Awaitable[Any]]
 """Awaits an awaitable, or ends with a stop, as `session.until` and `coord.until` do."""
@@ -66,7 +66,7 @@ class AdmissionQueue:
         self._clock = current_clock()
         self._waiters: dict[_Waiter, None] = {}
         self._listener: _Waiter | None = None
-        self._log = WaitLog(self._clock, self._describe_waits)
+        self._log = WaitLog(logger, self._clock, self._describe_waits)
         ledger.on_room = self.admit_waiters
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from aiohooks.errors import InvalidArgumentError, WrongLoopError
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import MAX_STEP
 
-_logger = logging.getLogger("aiohooks.version_gate")
+logger = logging.getLogger("aiohooks.version_gate")
 
 TicketState = Literal["open", "used", "shipped", "dropped", "stale", "invalidated", "abandoned"]
 """The state of a ticket; see `Ticket.state`."""
@@ -236,7 +236,7 @@ class AdmissionLedger:
             return
         if not self._lost:
             self._lost = True
-            _logger.warning(
+            logger.warning(
                 "%r: item %d, admitted by task %r, is abandoned because nothing refers to its ticket any more; call use() or "
                 "drop() on each ticket (later ones are only counted)",
                 self,

@@ -21,9 +21,8 @@ from aiohooks._aio.clock import LoopClock
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError, WrongLoopError
 from aiohooks.stores import Position, open_step_store
 from aiohooks.stores.nats import NatsStepStore
-from aiohooks.stores.nats.store import NatsEngine
 from aiohooks.stores.nats._connection import NatsConnection, NoResponderError, parse_address
-from aiohooks.stores.nats.store import RunSubjects
+from aiohooks.stores.nats.store import NatsEngine, RunSubjects
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.source import ROOT
 from tests.support.store_proxy import FAULTS, Proxy

@@ -190,12 +190,12 @@ async def test_a_thread_gets_the_error() -> None:
     await store.value()
     too_far, given_up, good = (store.advance_threadsafe(by) for by in (2, 1, 1))
     assert given_up.cancel()
-    await ticks(3)
+    await ticks(5)
     assert isinstance(too_far.exception(0), InvalidArgumentError)
     assert good.result(0) == MAX_STEP
     late = store.advance_threadsafe()
     await store.aclose()
-    await ticks(3)
+    await ticks(5)
     assert isinstance(late.exception(0), StoreClosedError)
 
 
@@ -221,10 +221,10 @@ async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture
         await store.advance(120)
         clock.advance(60)
         assert caplog.messages == [
-            "run digits: waiting for step 99 (3 waiters), seen step 40, 0.5 steps/s, published by chief",
-            "run digits: waiting for step 99 (3 waiters), seen step 40, 0 steps/s, published by chief",
-            "run digits: waiting for step 99 (3 waiters), seen step 0, reset meanwhile, published by chief",
-            "run digits: waiting for step 500 (2 waiters), seen step 120, 2 steps/s, published by chief",
+            "run digits: waiting for step 99 (3 waiters), seen step 40, 0.5 steps/s, published by chief, for 60 s now",
+            "run digits: waiting for step 99 (3 waiters), seen step 40, 0 steps/s, published by chief, for 120 s now",
+            "run digits: waiting for step 99 (3 waiters), seen step 0, reset meanwhile, published by chief, for 180 s now",
+            "run digits: waiting for step 500 (2 waiters), seen step 120, 2 steps/s, published by chief, for 240 s now",
         ]
         await store.raise_to(500)
         tasks[0].cancel()

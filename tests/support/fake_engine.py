@@ -12,7 +12,7 @@ from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.report import RunReport, report_of
+from aiohooks.stores.base import RunReport, report_of
 
 
 class FakeEngine:

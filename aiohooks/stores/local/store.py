@@ -18,11 +18,11 @@ from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_directory
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, EngineError, Position, Request, Snapshot, damaged_error, logger
+from aiohooks.stores.base import RunReport, report_of
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.local._files import RunFiles, RunRecord, default_directory, run_file_name
 from aiohooks.stores.local._lock import FileLock, check_system
 from aiohooks.stores.local._notify import InotifyWatcher
-from aiohooks.stores.report import RunReport, report_of
 from aiohooks.stores.shared import OnLost, SharedStepStore
 
 T = TypeVar("T")

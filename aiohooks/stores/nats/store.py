@@ -22,6 +22,7 @@ from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
 from aiohooks.stores._run_state import RunState
+from aiohooks.stores.base import RunReport, report_of
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.nats._compare_and_set import NO_MESSAGE, CompareAndSet, ForeignMessageError, LatestMessage, decode_message
 from aiohooks.stores.nats._connection import (
@@ -37,7 +38,6 @@ from aiohooks.stores.nats._connection import (
     parse_address,
     parse_reply,
 )
-from aiohooks.stores.report import RunReport, report_of
 from aiohooks.stores.shared import SharedStepStore
 
 _PING_SECS = 1.0

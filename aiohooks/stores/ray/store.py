@@ -11,6 +11,7 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_instance
 from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
+from aiohooks.stores.base import RunReport, report_of
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import (
@@ -24,7 +25,6 @@ from aiohooks.stores.ray._actor import (
     unpack_message,
     unpack_snapshot,
 )
-from aiohooks.stores.report import RunReport, report_of
 from aiohooks.stores.shared import SharedStepStore
 
 _GRACE_SECS = 1.0

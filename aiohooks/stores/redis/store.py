@@ -17,6 +17,7 @@ from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefuse
 from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, Write, damaged_error
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import NO_WAITER
+from aiohooks.stores.base import RunReport, report_of
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.redis import _script
 from aiohooks.stores.redis._connection import (
@@ -27,7 +28,6 @@ from aiohooks.stores.redis._connection import (
     is_moved,
     is_unknown_script,
 )
-from aiohooks.stores.report import RunReport, report_of
 from aiohooks.stores.shared import SharedStepStore
 
 try:
