@@ -340,12 +340,24 @@ class StepStore(Waiting):
             raise self._closed_error()
         if loop is None:
             raise WrongLoopError(f"{self!r} is not in use in any event loop yet: use it there first, then in threads")
-        call = self.advance(by)
+        answer: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+        def begin() -> None:  # not asyncio.run_coroutine_threadsafe, which begins what was cancelled already
+            if answer.set_running_or_notify_cancel():
+                asyncio.ensure_future(self.advance(by)).add_done_callback(settle)
+
+        def settle(advance: asyncio.Task[int]) -> None:
+            error = self._closed_error() if advance.cancelled() else advance.exception()
+            if error is None:
+                answer.set_result(advance.result())
+            else:
+                answer.set_exception(error)
+
         try:
-            return asyncio.run_coroutine_threadsafe(call, loop)
+            loop.call_soon_threadsafe(begin)
         except RuntimeError as error:
-            call.close()
             raise WrongLoopError(f"the event loop of {self!r} is closed: make a new store in the new loop") from error
+        return answer
 
     def publisher(self, name: str) -> Publisher:
         """Register a publisher, which may advance the store until it is closed; it counts from now on."""
