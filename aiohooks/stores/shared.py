@@ -845,7 +845,8 @@ class SharedStepStore(StepStore):
         self._start_refresh()
 
     def _subscribe(self, step: int | None) -> None:
-        self._watch_leases()
+        if self._engine.remote:
+            self._watch_leases()
         self._engine.subscribe(step)
 
     def _watch_leases(self) -> None:

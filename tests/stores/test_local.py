@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import fcntl
-import logging
 import os
 import resource
 import select
@@ -19,10 +18,8 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import StoreClosedError, StoreDamagedError
-from aiohooks.stores import SharedStepStore, open_step_store
-from aiohooks.stores._protocol import Answer, Request
+from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
-from aiohooks.stores.local.store import LocalEngine
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.waiting import parked, ticks, until_true
 
@@ -153,47 +150,6 @@ async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
         for call in (other.advance, other.value):
             with pytest.raises(ah.errors.StoreUnavailableError, match="was deleted"):
                 await call()
-
-
-class FullDisk(LocalEngine):
-    """Files on a disk that is full at times."""
-
-    full = False
-
-    async def request(self, request: Request) -> Answer:
-        if self.full:
-            raise ah.errors.StoreUnavailableError(f"no space is left for {request!r}")
-        return await super().request(request)
-
-
-async def test_a_registration_that_failed_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A disk that is full when a publisher comes, and when it leaves, delays the notification of others and loses none."""
-    with ManualClock() as clock:
-        async with SharedStepStore(disk := FullDisk(tmp_path)) as store, LocalStepStore(tmp_path) as other:
-            disk.full = True
-            publisher = store.publisher("trainer")
-            await store.flush()
-            for _ in range(20):
-                clock.advance(0.1)
-                await ticks()
-            await other.value()
-            assert other.statistics().publishers == ()
-            disk.full = False
-            clock.advance(5.0)
-            await ticks()
-            await other.value()
-            assert other.statistics().publishers == ("trainer",)
-            waiting = await parked(other.wait_for(3))
-            disk.full = True
-            publisher.close(ValueError("bad data"))
-            await store.flush()
-            disk.full = False
-            clock.advance(0.1)
-            with pytest.raises(ah.PublisherFailedError, match="trainer failed"):
-                await waiting
-            assert store._renewal is None
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert ["no space is left" in record.getMessage() for record in warnings] == [True, True], "once each"
 
 
 @contextlib.contextmanager

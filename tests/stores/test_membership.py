@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 
 import pytest
@@ -16,7 +15,7 @@ from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import parked, parked_waits, ticks, until_true
+from tests.support.waiting import parked, parked_waits, ticks
 
 # --- leases
 
@@ -32,13 +31,6 @@ async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
     """Wait on behalf of a publisher, as inside a session's run."""
     begin_run(None, publisher)
     return await store.wait_for(step)
-
-
-async def reconnect(store: FakeStepStore, clock: ManualClock) -> None:
-    """Cut the connection of a store whose engine has lost its data, and wait until it has made a new one and is announced."""
-    store.connection.cut()
-    await until_true(lambda: clock.advance(1) or store.is_connected)
-    await store.flush()
 
 
 class DyingConnection(FakeConnection):
@@ -110,76 +102,6 @@ async def test_a_publisher_whose_loop_was_blocked(
         await asyncio.gather(wait, return_exceptions=True)
 
 
-@pytest.mark.parametrize("data_lost", [False, True])
-@pytest.mark.parametrize("outage_secs", [3, 11, 1000])
-async def test_no_lease_runs_out_during_an_outage(
-    clock: ManualClock, engine: FakeEngine, outage_secs: int, data_lost: bool
-) -> None:
-    """However long no lease could be renewed: the waiter waits on, the chief leads on, and the standby does not."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b, FakeStepStore(engine) as c:
-        with a.publisher("warm-up"):
-            await a.flush()
-            await c.value()
-        async with a.lead() as first:
-            a.publisher("trainer")
-            await a.flush()
-            wait = asyncio.ensure_future(c.wait_for(9))
-            takes = asyncio.ensure_future(b.lead().__aenter__())
-            await ticks(40)
-            engine.stop(data_lost=data_lost)
-            await pass_time(clock, outage_secs)
-            engine.restart()
-            await pass_time(clock, 30)
-            assert not wait.done()
-            assert not takes.done()
-            assert await a.advance(9) == 9
-            assert await wait == 9
-        assert (await takes).number > first.number
-        await b.aclose()
-
-
-async def test_no_publisher_counts_as_gone_before_it_could_be_announced(clock: ManualClock, engine: FakeEngine) -> None:
-    """After a loss a waiter that knows of no publisher, only of an exit from before, gives up after a lease, not earlier."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        with a.publisher("warm-up"):
-            await a.flush()
-            await b.value()
-        with pytest.raises(ah.errors.PublisherFinishedError, match="warm-up finished"):
-            await b.wait_for(5)
-        engine.stop(data_lost=True)
-        await ticks(40)
-        engine.restart()
-        await pass_time(clock, 6)
-        wait = asyncio.ensure_future(b.wait_for(5))
-        await ticks(40)
-        assert not wait.done()
-        await pass_time(clock, 10)
-        with pytest.raises(ah.errors.PublisherFinishedError, match="warm-up finished"):
-            await wait
-
-
-async def test_a_dead_publisher_is_found_while_another_one_is_fast(clock: ManualClock, engine: FakeEngine) -> None:
-    """A waiter for one step after the other finds it, too: else its death would be what ended the run, long after."""
-    dead = FakeStepStore(DyingConnection(engine))
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
-        dead.publisher("dead")
-        with a.publisher("trainer"):
-            await dead.flush()
-            await kill(dead)
-            for step in range(1, 41):
-                wait = await parked(b.wait_for(step))
-                await ticks(40)
-                await pass_time(clock, 0.5)
-                await a.advance()
-                assert await wait == step
-            assert b.statistics().publishers == ("trainer",)
-            wait = asyncio.ensure_future(b.wait_for(99))
-            await ticks(40)
-        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished at step 40"):
-            await wait
-    await close_dead(dead, clock)
-
-
 async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engine: FakeEngine) -> None:
     """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its successor."""
     dead = FakeStepStore(DyingConnection(engine))
@@ -200,29 +122,6 @@ async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engi
                 await again.advance(4)
                 assert await wait == 9
     await close_dead(dead, clock)
-
-
-async def test_the_lead_of_a_dead_chief_is_taken_over(clock: ManualClock, engine: FakeEngine) -> None:
-    """The lead is free when the dead chief's lease has run out."""
-    dead = FakeStepStore(DyingConnection(engine))
-    lead = dead.lead()
-    assert (await lead.__aenter__()).number == 1
-    await dead.flush()
-    await kill(dead)
-    async with FakeStepStore(engine) as b:
-
-        async def second() -> int:
-            async with b.lead() as term:
-                return term.number
-
-        takes = asyncio.ensure_future(second())
-        await ticks(40)
-        await pass_time(clock, 9)
-        assert not takes.done()
-        await pass_time(clock, 3.5)
-        assert await takes == 2
-    await close_dead(dead, clock)
-    await lead.__aexit__(None, None, None)  # harmless by then
 
 
 async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None:
@@ -261,24 +160,6 @@ async def test_a_local_failure_keeps_its_error(engine: FakeEngine) -> None:
         with pytest.raises(ah.PublisherFailedError, match="trainer failed at step 0") as caught:
             await a.wait_for(5)
         assert caught.value.__cause__ is error
-
-
-async def test_the_chief_of_the_first_loss_does_not_lead_after_the_second(clock: ManualClock, engine: FakeEngine) -> None:
-    """A process that knew of no chief was granted the same term after the first loss: it alone can write, also after another."""
-    async with FakeStepStore(engine, lease_secs=10_000) as a, contextlib.AsyncExitStack() as leads:
-        await leads.enter_async_context(a.lead())
-        await a.advance()
-        engine.lose_data()
-        async with FakeStepStore(engine, lease_secs=10_000) as b:
-            await leads.enter_async_context(b.lead())
-            await b.flush()
-            await reconnect(a, clock)
-            engine.lose_data()
-            await reconnect(a, clock)
-            await reconnect(b, clock)
-            with pytest.raises(ah.errors.StaleTermError):
-                await a.advance()
-            assert await b.advance() == 2
 
 
 # --- exits from before the store was opened
@@ -330,22 +211,6 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(clock: ManualCl
         assert await wait == 2
         await d.advance(7)
         assert await waiting == 9
-
-
-async def test_publishers_that_wait_for_each_other_end(clock: ManualClock, engine: FakeEngine) -> None:
-    """Each in a process of its own: as soon as the last one at work has left, without waiting for a heartbeat."""
-    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b, FakeStepStore(engine) as c:
-        first, second, third = a.publisher("first"), b.publisher("second"), c.publisher("third")
-        for store in (a, b, c):
-            await store.flush()
-        waits = [asyncio.ensure_future(wait_as(first, a, 5)), asyncio.ensure_future(wait_as(second, b, 5))]
-        await until_true(lambda: all(store.statistics().waiting for store in (a, b)))
-        for store in (a, b):
-            await store.flush()
-        third.close()
-        for wait in waits:
-            with pytest.raises(ah.errors.PublisherFinishedError, match="third finished"):
-                await wait
 
 
 def test_a_second_loss_holds_the_waits_as_long_as_the_first(clock: ManualClock) -> None:

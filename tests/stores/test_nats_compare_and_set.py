@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.clock import LoopClock
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Fail, Join, Lead, Member, Request, Write
@@ -95,20 +94,6 @@ def write(writer: str, seq: int, amount: int = 1, **other: Any) -> Write:
     return Write(
         **{"kind": "advance", "amount": amount, "floor": Position(1, 0), "term": 0, "writer": writer, "seq": seq, **other}
     )
-
-
-async def test_racing_writes_count_once() -> None:
-    """Writes of several processes that always collide count exactly once, also when answers are lost."""
-    subject = FakeSubject(LoopClock())  # after three lost races in a row it sleeps
-    processes = {name: subject.run_of(name) for name in "abcde"}
-    subject.answers_to_lose = 20
-
-    async def work(name: str) -> list[int]:
-        return [(await apply(processes[name], write(name, seq))).position.step for seq in range(1, 41)]
-
-    steps = await asyncio.gather(*map(work, processes))
-    assert sorted(step for each in steps for step in each) == list(range(1, 201))
-    assert subject.states[-1].position == Position(1, 200)
 
 
 async def test_pending_updates_are_sent_together() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
-import random
 
 import pytest
 
-from aiohooks import PublisherFailedError, open_step_store
-from aiohooks.errors import PublisherFinishedError
+from aiohooks import open_step_store
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Snapshot, Write
 from aiohooks.stores.ray import RayStepStore
@@ -60,86 +57,6 @@ async def test_a_thousand_waiters_are_one_call() -> None:
         await b.advance(20)
         assert set(await asyncio.gather(*waits)) == {20}
     assert not actor.instance.polls
-    actor.stop()
-
-
-@pytest.mark.parametrize("fate", ["dies before", "dies after"])
-@pytest.mark.parametrize("seed", range(10))
-async def test_writes_count_once_whenever_the_actor_dies(fate: str, seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Four processes advance while the actor dies repeatedly, before or after it has applied the last write."""
-    caplog.set_level(logging.ERROR)
-    cluster, draw = FakeCluster(), random.Random(seed)
-    actor = cluster.actor("fake")
-
-    def decide(name: str) -> str:
-        return fate if name == "apply" and actor.lives < 8 and draw.random() < 0.05 else ""
-
-    stores = [cluster.store() for _ in range(4)]
-    for store in stores:
-        await store.advance()
-    actor.decide = decide
-
-    async def work(store: object, number: int) -> None:
-        for _ in range(30):
-            await stores[number].advance()
-
-    target = 4 + 4 * 30
-    waiting = asyncio.ensure_future(stores[0].wait_for(target))
-    await asyncio.gather(*(work(store, number) for number, store in enumerate(stores)))
-    assert await waiting == target
-    assert {(await store.value()).step for store in stores} == {target}
-    assert actor.lives > 1
-    for store in stores:
-        await store.aclose()
-    assert not actor.instance.polls
-    actor.stop()
-
-
-@pytest.mark.parametrize("fate", ["dies before", "dies after"])
-async def test_a_publisher_leaves_once_whenever_the_actor_dies(fate: str) -> None:
-    """The exit is sent again to the next actor, which may know it from other processes: waiters see one exit."""
-    cluster = FakeCluster()
-    actor = cluster.actor("fake")
-    async with cluster.store(lease_secs=2.0) as a, cluster.store(lease_secs=2.0) as b:
-        publisher = a.publisher("one")
-        await a.flush()
-        waiting = asyncio.ensure_future(b.wait_for(10))
-        while not b._watcher.snapshot.members:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-        actor.decide = lambda name: fate if name == "apply" and actor.lives == 1 else ""
-        publisher.close()
-        with pytest.raises(PublisherFinishedError, match="one finished at step 0, wanted 10"):
-            await waiting
-        await a.flush()
-        assert (actor.lives, actor.instance._state.exits) == (2, 1)
-        assert not actor.instance._state.members
-    actor.stop()
-
-
-async def test_a_restarted_actor_learns_the_publishers() -> None:
-    """Also that of a process that died together with the actor: its lease expires in the new one."""
-    cluster = FakeCluster()
-    actor = cluster.actor("fake")
-    a, b, c = (cluster.store(lease_secs=0.3) for _ in range(3))
-    for store in (a, b, c):
-        await store.__aenter__()
-    c.publisher("c")
-    await c.flush()
-    b.publisher("b")
-    await b.flush()
-    waiting = asyncio.ensure_future(a.wait_for(10))
-    while {member.name for member in a._watcher.snapshot.members} != {"b", "c"}:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    # c dies, and the actor with it; b survives, and leaves.
-    c._stop_announcing()
-    actor.die()
-    while len(actor.instance._state.members) < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    await b.aclose()
-    with pytest.raises(PublisherFailedError, match="c failed at step 0"):
-        await waiting
-    for store in (a, c):
-        await store.aclose()
     actor.stop()
 
 

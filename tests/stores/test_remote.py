@@ -43,27 +43,6 @@ async def test_conformance_without_its_data(check: str, connected: bool) -> None
 # --- outages
 
 
-async def test_an_engine_that_lost_its_data_is_restored(
-    clock: ManualClock, engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The stores announce their members and the step again, without a call of `advance`."""
-    async with FakeStepStore(engine, lease_secs=10_000) as a, FakeStepStore(engine) as b:
-        a.publisher("trainer")
-        await a.advance(98)
-        wait = asyncio.ensure_future(b.wait_for(100))
-        await ticks(40)
-        engine.stop(data_lost=True)
-        await ticks(40)
-        engine.restart()
-        clock.advance(6)
-        await ticks(40)
-        assert engine.runs["default"].position.step == 98
-        assert [member.name for member in engine.runs["default"].members.values()] == ["trainer"]
-        assert await a.advance(2) == 100
-        assert await wait == 100
-    assert any("has lost its data" in message for message in caplog.messages)
-
-
 async def test_an_exit_right_after_a_loss_ends_no_wait(clock: ManualClock, engine: FakeEngine) -> None:
     """Another publisher may not have been announced again, and not have been seen before: it has as long as a lease."""
     async with FakeStepStore(engine, lease_secs=10) as trainer, FakeStepStore(engine, lease_secs=10) as waiter:

@@ -231,7 +231,10 @@ async def test_closing_waits_for_what_the_store_does() -> None:
 
 
 async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A hundred seconds of a full disk are some tens of attempts and a warning for each publisher; then all are announced."""
+    """A hundred seconds of a full disk are some tens of attempts and a warning for each publisher; then all are announced.
+
+    So is an exit: it is delayed, and not lost.
+    """
     full, attempts = True, 0
 
     class Full(FakeConnection):
@@ -254,3 +257,10 @@ async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock
             clock.advance(5)
             await ticks(20)
             assert {member.name for member in engine.run("default").members.values()} == {"trainer", "helper"}
+            full = True
+        await store.flush()
+        assert engine.run("default").exits == 0
+        full = False
+        clock.advance(5)
+        await ticks(20)
+        assert (engine.run("default").exits, engine.run("default").members) == (2, {})

@@ -1,11 +1,9 @@
-"""Stores over processes whose callers are cancelled, or whose store is closed, at every point of a call."""
+"""Stores over processes whose callers are cancelled, or whose store is closed; the cancel sweep does that at every point."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -19,82 +17,6 @@ from tests.support.waiting import parked, ticks
 pytestmark = pytest.mark.every_python
 
 
-# --- at every point
-
-Work = Callable[[FakeStepStore], Coroutine[Any, Any, object]]
-
-
-async def advance(store: FakeStepStore) -> object:
-    """Advance once."""
-    return await store.advance()
-
-
-async def lead(store: FakeStepStore) -> object:
-    """Lead for a term."""
-    async with store.lead():
-        await store.mark_initialised()
-        return await store.advance()
-
-
-async def wait_initialised(store: FakeStepStore) -> object:
-    """Wait for the chief, which leads already."""
-    return await store.wait_initialised()
-
-
-async def block(store: FakeStepStore) -> object:
-    """Open, use and close the store."""
-    async with store:
-        with store.publisher("one"):
-            await store.advance()
-        await store.flush()
-    return None
-
-
-async def value(store: FakeStepStore) -> object:
-    """Read the position."""
-    return await store.value()
-
-
-WORKS: list[Work] = [advance, lead, wait_initialised, block, value]
-
-
-@pytest.mark.parametrize("work", WORKS)
-@pytest.mark.parametrize("close", [False, True])
-async def test_cancelled_or_closed_at_every_point(work: Work, close: bool) -> None:
-    """The caller is cancelled, or the store closed, after n ticks: nothing is left in the engine, and other stores work."""
-    for after in range(40):
-        engine = FakeEngine()
-        async with FakeStepStore(engine) as other, contextlib.AsyncExitStack() as chief:
-            if work is wait_initialised:
-                await chief.enter_async_context(other.lead())
-                await other.mark_initialised()
-            store = FakeStepStore(engine)
-            task = asyncio.ensure_future(work(store))
-            await ticks(after)
-            done = task.done()
-            if close:
-                await store.aclose()
-            else:
-                task.cancel()
-            (result,) = await asyncio.gather(task, return_exceptions=True)
-            if not done and close:
-                assert not isinstance(result, BaseException) or isinstance(result, ah.errors.StoreClosedError), result
-            await store.aclose()
-            await chief.aclose()
-            await other.flush()
-            run = engine.runs["default"]
-            assert run.members == {}, after
-            async with other.lead(), asyncio.timeout(5):
-                step = run.position.step
-                assert await other.advance() == step + 1
-                await ticks(40)
-                assert run.position.step == step + 1
-        if done:
-            break
-    else:
-        raise AssertionError("the call never finished")
-
-
 async def test_closing_ends_an_advance_for_a_thread_that_has_not_begun() -> None:
     """The store is closed before the advance has begun: the thread gets an error instead of waiting indefinitely."""
     store = FakeStepStore(FakeEngine())
@@ -103,9 +25,6 @@ async def test_closing_ends_an_advance_for_a_thread_that_has_not_begun() -> None
     await store.aclose()
     with pytest.raises(ah.errors.StoreClosedError):
         await asyncio.wrap_future(late)
-
-
-# --- in one place
 
 
 @pytest.mark.parametrize("after", range(4))

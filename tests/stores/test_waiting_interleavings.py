@@ -11,7 +11,7 @@ import pytest
 from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
 from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Actor, Crowd, StoreScenario, TwoWaitersTwoWriters
-from tests.support.interleavings import Schedule, Violation, explore, replay
+from tests.support.interleavings import Violation, explore, replay
 
 # --- the store
 
@@ -59,24 +59,6 @@ def test_explorer_tries_all_orders_once() -> None:
     """Three tasks of two parts each have 6! / 2!^3 = 90 orders: each is tried once."""
     explored = explore(Race)
     assert (explored.schedules, explored.exhausted, len(Race.orders)) == (90, True, 90)
-
-
-def test_explorer_stops_at_its_limit() -> None:
-    """With a limit the result says that the scenario is not exhausted."""
-    explored = explore(Race, limit=10)
-    assert (explored.schedules, explored.exhausted) == (10, False)
-
-
-def test_schedules_continue_depth_first() -> None:
-    """The next schedule changes the last choice that had another option."""
-    schedule: Schedule | None = Schedule()
-    seen: list[list[int]] = []
-    while schedule is not None:
-        for options in (2, 1, 3):
-            schedule.choose(options)
-        seen.append(schedule.taken)
-        schedule = schedule.following()
-    assert seen == [[0, 0, 0], [0, 0, 1], [0, 0, 2], [1, 0, 0], [1, 0, 1], [1, 0, 2]]
 
 
 # --- seeded faults: each must be found

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks.errors import InvalidArgumentError, StepTimeoutError, WrongLoopError
+from aiohooks.errors import InvalidArgumentError, WrongLoopError
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing import ManualClock
 from aiohooks.version_gate import Ticket, VersionGate
@@ -37,42 +37,6 @@ async def test_room_for_items(max_lag: int, per_version: int) -> None:
     await cancel_tasks(late)
 
 
-async def test_a_version_makes_room_for_its_items() -> None:
-    """When the version that items were used for is published, as many are admitted, in the order of their arrival."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1, per_version=2)
-    tickets = await admit_items(gate, 4)
-    late = start_waiting(gate, 3)
-    await ticks(10)
-    assert tickets[0].use()
-    assert tickets[1].use()
-    await ticks(10)
-    assert gate.statistics().waiting == 3, "use alone makes no room: the version is not published yet"
-    await versions.advance()
-    await ticks(10)
-    assert [task.done() for task in late] == [True, True, False]
-    assert [task.result().version for task in late[:2]] == [1, 1]
-    assert [task.result().step for task in late[:2]] == [2, 2]
-    await cancel_tasks(late)
-
-
-async def test_a_dropped_item_makes_room_immediately() -> None:
-    """When an item is dropped the next one is admitted, without a new version."""
-    gate = VersionGate(MemoryStepStore(), max_lag=0, per_version=2)
-    first, second = await admit_items(gate, 2)
-    late = start_waiting(gate, 3)
-    await ticks(10)
-    first.drop()
-    first.drop()  # harmless
-    await ticks(10)
-    assert [task.done() for task in late] == [True, False, False]
-    second.drop()
-    await ticks(10)
-    assert [task.done() for task in late] == [True, True, False]
-    assert gate.statistics().dropped == 2
-    await cancel_tasks(late)
-
-
 async def test_a_new_caller_cannot_pass_the_queue() -> None:
     """A caller that comes when there is room again, but others still wait, is admitted after them."""
     versions = MemoryStepStore()
@@ -90,48 +54,6 @@ async def test_a_new_caller_cannot_pass_the_queue() -> None:
     first.drop()  # early is admitted and has not run yet
     await asyncio.gather(early, enter("late"))
     assert order == ["early", "late"]
-
-
-async def test_shipped_items_keep_their_places_until_versions_use_them_up() -> None:
-    """A block that ends has shipped its item, whose place is free only when a version has used it up."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1, per_version=2)
-    for _ in range(4):
-        async with gate.admit(timeout=0):
-            pass
-    with pytest.raises(StepTimeoutError, match="no room until version 1"):
-        await admit_one(gate, timeout=0)
-    await versions.advance()
-    assert gate.statistics().room == 2
-    await versions.advance(5)
-    assert gate.statistics().room == 4, "never more than at the start"
-    assert (gate.statistics().shipped, gate.statistics().open) == (4, 0)
-
-
-async def test_a_trainer_may_use_more_or_fewer_items_than_per_version() -> None:
-    """The room does not depend on items that were used long ago: it does not drift, and no place is lost."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1, per_version=2)
-    for used in (3, 0, 1, 4, 4, 4, 2):
-        for one in await admit_items(gate, 4):
-            if used > 0:
-                used -= one.use()
-            else:
-                one.drop()
-        await versions.advance()
-    assert gate.statistics().room == 4
-
-
-async def test_late_gates_and_leaping_versions_admit_no_more() -> None:
-    """A gate that is made late, or whose versions leap ahead, admits no more than one that has seen them all."""
-    versions = MemoryStepStore(500)
-    gate = VersionGate(versions, max_lag=1, per_version=2)
-    assert len(await admit_items(gate, 4)) == 4
-    await versions.raise_to(900)
-    statistics = gate.statistics()
-    assert (statistics.open, statistics.room) == (4, 0)
-    await versions.reset(3)
-    assert gate.statistics().room == 4
 
 
 async def test_an_admission_is_entered_once() -> None:

@@ -172,23 +172,6 @@ async def test_cancelled_while_admitted() -> None:
         assert (gate.statistics().open, gate.statistics().waiting) == (1, 0)
 
 
-async def test_the_next_waiter_takes_over_waiting_on_the_store() -> None:
-    """One caller waits on the store for all; when it is cancelled the next one does, and is admitted with the next version."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=0)
-    (first,) = await admit_items(gate, 1)
-    late = start_waiting(gate, 3)
-    await ticks(10)
-    assert versions.statistics().waiting == 1, "one of them waits on the store, however many there are"
-    await cancel_tasks(late[:1])
-    await ticks(10)
-    assert first.use()
-    await versions.advance()
-    assert (await late[1]).version == 1
-    await cancel_tasks(late[2:])
-    assert versions.statistics().waiting == 0
-
-
 async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """Waits that follow each other without a gap are no long wait."""
     caplog.set_level(logging.INFO, logger="aiohooks.version_gate")

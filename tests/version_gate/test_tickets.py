@@ -17,40 +17,10 @@ from tests.support.waiting import ticks
 pytestmark = pytest.mark.every_python
 
 
-async def test_the_lag_is_measured_at_use() -> None:
-    """`lag` counts the versions published since the item was admitted, until it is settled."""
-    versions = MemoryStepStore(3)
-    gate = VersionGate(versions, max_lag=2)
-    (one,) = await admit_items(gate, 1)
-    seen = [one.lag]
-    for _ in range(2):
-        await versions.advance()
-        seen.append(one.lag)
-    assert seen == [0, 1, 2]
-    assert one.use()
-    await versions.advance(4)
-    assert (one.lag, one.version, one.state) == (2, 3, "used")
-    assert (gate.statistics().lag_max, gate.statistics().lag_mean) == (2, 2.0)
-
-
 def test_a_gate_is_used_in_an_event_loop() -> None:
     """Without one it says so."""
     with pytest.raises(WrongLoopError, match="is used where no event loop is running"):
         VersionGate(MemoryStepStore(), max_lag=1).admit().__aenter__().send(None)
-
-
-async def test_a_stale_item_is_not_used() -> None:
-    """`use` refuses an item that is more than `max_lag` versions old, and its place is free again."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1)
-    old, new = await admit_items(gate, 2)
-    await versions.advance(2)
-    assert (old.use(), new.use()) == (False, False)
-    assert (old.state, old.lag) == ("stale", 2)
-    assert not old.use(), "it stays stale"
-    statistics = gate.statistics()
-    assert (statistics.used, statistics.dropped, statistics.stale) == (0, 2, 2)
-    assert (statistics.lag_max, statistics.room) == (0, 2)
 
 
 async def test_the_version_is_that_at_which_the_task_runs() -> None:
@@ -65,20 +35,6 @@ async def test_the_version_is_that_at_which_the_task_runs() -> None:
     assert (await late[0]).version == 1
 
 
-async def test_due_items() -> None:
-    """`due` counts the open items that would be stale with one more version."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1, per_version=2)
-    old = await admit_items(gate, 2)
-    assert gate.due == 0
-    await versions.advance()
-    _held = await admit_items(gate, 2)
-    assert gate.due == gate.statistics().due == 2
-    assert old[0].use()
-    old[1].drop()
-    assert gate.due == 0
-
-
 async def test_lag_of_a_position_from_elsewhere() -> None:
     """`lag_of` gives the lag of an item of another process by its position, with the same rule."""
     versions = MemoryStepStore(5)
@@ -87,24 +43,6 @@ async def test_lag_of_a_position_from_elsewhere() -> None:
     await versions.reset(5)
     assert gate.lag_of(Position(1, 5)) == MAX_STEP
     assert gate.lag_of(Position(2, 5)) == 0
-
-
-async def test_a_reset_invalidates_open_items() -> None:
-    """After a reset of the versions open items are invalidated, and there is as much room as at the beginning."""
-    versions = MemoryStepStore(10)
-    gate = VersionGate(versions, max_lag=1)
-    async with gate.admit():
-        pass
-    (old,) = await admit_items(gate, 1)
-    late = start_waiting(gate, 2)
-    await ticks(10)
-    await versions.reset(10)  # the number alone does not show the reset
-    new = [await task for task in late]
-    assert [one.position for one in new] == [Position(2, 10), Position(2, 10)]
-    assert old.lag == MAX_STEP
-    assert (old.use(), old.state) == (False, "invalidated")
-    assert gate.statistics().invalidated == 1
-    assert gate.statistics().open == 2
 
 
 async def test_a_block_that_fails_abandons_its_item() -> None:
@@ -180,33 +118,6 @@ async def test_a_lost_ticket_that_is_reset_counts_once() -> None:
     await ticks()
     statistics = gate.statistics()
     assert (statistics.admitted, statistics.invalidated, statistics.abandoned, statistics.room) == (2, 2, 0, 2)
-
-
-async def test_an_item_is_shipped_after_the_versions_that_its_block_has_seen() -> None:
-    """A version published in the block uses up earlier items only: the place of this one is taken until the next."""
-    versions = MemoryStepStore()
-    gate = VersionGate(versions, max_lag=1)
-    async with gate.admit() as ticket:
-        await versions.advance()
-    assert (ticket.state, ticket.lag, gate.statistics().room) == ("shipped", 1, 1)
-    async with gate.admit() as late:
-        await versions.advance(2)
-    assert (late.state, late.lag, gate.statistics().room) == ("stale", 2, 2)
-    async with gate.admit() as invalid:
-        await versions.reset(1)
-    assert invalid.state == "invalidated"
-
-
-async def test_an_item_settled_in_its_block_stays_settled() -> None:
-    """A later error or the end of the block does not change the state of a ticket that was settled inside it."""
-    gate = VersionGate(MemoryStepStore(), max_lag=1)
-    with contextlib.suppress(ZeroDivisionError):
-        async with gate.admit() as one:
-            assert one.use()
-            raise ZeroDivisionError
-    async with gate.admit() as two:
-        two.drop()
-    assert (one.state, two.state) == ("used", "dropped")
 
 
 async def test_an_item_is_used_once() -> None:
