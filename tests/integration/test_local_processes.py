@@ -1,42 +1,94 @@
-"""The local store with real processes: concurrent, forked, killed, stopped, for a long time."""
+"""The local store with real processes: forked, killed, with the lock taken, without inotify, for a long time."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
 import pytest
 
-from tests.fuzz.faults_local import FAULTS
-from tests.fuzz.local_scenarios import SCENARIOS
-from tests.support.processes import run_python
+from aiohooks.stores.local import LocalStepStore
+from tests.fuzz import local_soak
+from tests.fuzz.store_faults.engines import left_in
+from tests.support.store_processes import WorkerProcess, reply_to
 
-pytestmark = pytest.mark.every_python
-
-# Programs that fork run in a process of their own, as the process of the tests has threads.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_scenario(name: str) -> None:
-    """See the docstring of the scenario."""
-    done = run_python("-m", "tests.fuzz.local_scenarios", name)
-    if name == "without_inotify" and ("unshare" in done.stderr or "max_inotify_instances" in done.stderr):
-        pytest.skip("this system does not let a user be without inotify")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.asyncio(loop_factories=["asyncio"])]
 
 
-@pytest.mark.slow
+@contextlib.asynccontextmanager
+async def processes(directory: Path, count: int, *, inotify: bool = True) -> AsyncIterator[list[WorkerProcess]]:
+    """Run processes with the run open; those that live in the end close it, and then nothing of them is left there."""
+    workers = await asyncio.gather(*(WorkerProcess.start() for _ in range(count)))
+    try:
+        for one in workers:
+            # In a process without other threads.
+            if not inotify and "error" in await reply_to(one.order("forbid_inotify"), "without inotify"):
+                pytest.skip("this system does not let a user be without inotify")
+            await one.do("open", url=f"local://{directory}", run="run")
+        yield list(workers)
+        await asyncio.gather(*(one.do("close") for one in workers if one.alive))
+        assert left_in(directory / "run") == ""
+    finally:
+        await asyncio.gather(*(one.kill() for one in workers))
+
+
 @pytest.mark.sample
-@pytest.mark.parametrize("kind", FAULTS)
-def test_faults(kind: str) -> None:
-    """After a process was killed or stopped no other is stuck, no step is lost or counted twice, and nothing is left over."""
-    done = run_python("-m", "tests.fuzz.faults_local", "--count", "3", "--kinds", kind)
-    assert "3 faults in" in done.stdout
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+async def test_a_forked_store(tmp_path: Path) -> None:
+    """A store inherited by a forked child does not work there, and the child does not hide the parent's death."""
+    async with processes(tmp_path, 2) as (waiter, parent):
+        await parent.do("lead")
+        wait = waiter.order("wait", step=10**6)
+        await waiter.do("parked")
+        child, error = await parent.do("fork")
+        try:
+            assert error.startswith("<LocalStepStore 'run'")
+            assert "fork" in error
+            parent.process.kill()
+            assert (await reply_to(wait, "the wait"))["error"] == "PublisherFailedError"
+        finally:
+            os.kill(child, signal.SIGKILL)
+        await parent.ended()
 
 
-@pytest.mark.slow
-def test_soak() -> None:
+async def test_closing_with_the_lock_taken(tmp_path: Path) -> None:
+    """A store can be closed, and its process end, while a stopped process holds the lock; no loop is blocked."""
+    async with processes(tmp_path, 3) as (holder, other, last):
+        await holder.do("hold_lock")
+        holder.stop()
+        other.order("advance")
+        await other.do("ready")
+        await other.end()
+        assert other.process.returncode == 0
+        await holder.kill()
+        assert await last.do("value") == 0
+
+
+async def test_killed_as_another_closes(tmp_path: Path) -> None:
+    """A process that closes its store removes another that was killed just before: perhaps no other process will."""
+    async with processes(tmp_path, 1) as (killed,), LocalStepStore(tmp_path, run="run"):
+        await killed.do("advance")
+        await killed.kill()
+
+
+async def test_without_inotify(tmp_path: Path) -> None:
+    """Where the user has no inotify left, named pipes notify, and a death is found by polling."""
+    async with processes(tmp_path, 3, inotify=False) as (waiter, chief, other):
+        await chief.do("lead")
+        wait = waiter.order("wait", step=5)
+        await waiter.do("parked")
+        await other.do("advance", times=6)
+        assert (await reply_to(wait, "the wait"))["result"] >= 5
+        wait = waiter.order("wait", step=50)
+        await waiter.do("parked")
+        assert list((tmp_path / "run" / "fifos").iterdir())
+        await chief.kill()
+        assert (await reply_to(wait, "the wait"))["error"] == "PublisherFailedError"
+
+
+async def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
     """Memory, files, watches and tasks do not grow while processes wait and advance for a long time."""
-    done = run_python("-m", "tests.fuzz.local_soak", "--count", "8000")
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    assert "8000 waits and as many advances" in done.stdout
-    assert "nothing has grown" in done.stdout
+    assert await local_soak.soak(8000) == []

@@ -92,8 +92,8 @@ async def test_an_actor_of_another_store_at_the_same_address(cluster: str) -> No
 
 
 async def test_a_few_faults(cluster: str) -> None:
-    """Each of the actor, and each of a process; `python -m tests.fuzz.random_faults --engine ray` makes more of them."""
-    command = [sys.executable, "-m", "tests.fuzz.random_faults", "--engine", "ray", "--count", "6", "--seed", "2"]
+    """Each of the actor, and each of a process; `python -m tests.fuzz.store_faults --engine ray` makes more of them."""
+    command = [sys.executable, "-m", "tests.fuzz.store_faults", "--engine", "ray", "--count", "6", "--seed", "2"]
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, env={**os.environ, **environment(), "AIOHOOKS_TEST_RAY": cluster}, stdout=asyncio.subprocess.PIPE
     )

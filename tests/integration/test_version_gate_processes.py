@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.store_servers import running
-from tests.support.store_trials import WorkerProcess, reply_to
+from tests.support.store_processes import WorkerProcess, reply_to
 
 pytestmark = pytest.mark.slow
 

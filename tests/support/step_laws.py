@@ -1,4 +1,4 @@
-"""Histories of a step store, and whether they are linearizable.
+"""The laws of a step store, for histories of real processes: linearizable calls, exact sums, terms.
 
 A position only grows, and each operation returns the one that it led to or saw. So the order in which the operations took effect
 is that of their positions, and the check is exact and needs no search:
@@ -16,9 +16,9 @@ begins after it sees that step.
 from __future__ import annotations
 
 import bisect
-import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,7 @@ class Operation:
     """One call of a store, with the times of a clock that all processes share."""
 
     process: int
+    """Its id."""
     kind: Kind
     amount: int
     """What was added, or the step that was raised to, reset to or waited for."""
@@ -41,6 +42,8 @@ class Operation:
     """Infinite for a call without an answer, which may have taken effect at any time since, or not at all."""
     position: Position = START
     """The position that it led to, or saw."""
+    term: int = 0
+    """The term of its process; 0 if that is not the chief."""
 
     @property
     def is_known(self) -> bool:
@@ -176,8 +179,7 @@ def find_miscount(history: Sequence[Operation]) -> str:
 
     The last read must show all that was acknowledged, and at most what was begun; no process may see the step fall.
     """
-    advances = [one for one in history if one.kind == "advance"]
-    acked, begun = sum(one.amount for one in advances if one.is_known), sum(one.amount for one in advances)
+    acked, begun = count_advances(history)
     last = max((one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began)
     if not acked <= last.position.step <= begun:
         return f"the last read shows {last.position}; {acked} were acknowledged, {begun} begun"
@@ -194,53 +196,23 @@ def find_miscount(history: Sequence[Operation]) -> str:
     return ""
 
 
-# Injected bugs: what the check must find. Each takes the number of an advance, in their order.
-
-Injected = Callable[[Sequence[Operation], int], list[Operation]]
-
-
-def lose_write(history: Sequence[Operation], at: int) -> list[Operation]:
-    """One advance was acknowledged and lost: all that is later is lower by its amount."""
-    lost = _advances(history)[at]
-    return [_shift(one, lost, -lost.amount) for one in history]
+def count_advances(history: Iterable[Operation]) -> tuple[int, int]:
+    """Return how much was acknowledged of what the calls were to add, and all of that."""
+    advances = [one for one in history if one.kind == "advance"]
+    return sum(one.amount for one in advances if one.is_known), sum(one.amount for one in advances)
 
 
-def count_twice(history: Sequence[Operation], at: int) -> list[Operation]:
-    """One advance was applied twice, and answered once: all that is later is higher by its amount."""
-    doubled = _advances(history)[at]
-    return [_shift(one, doubled, doubled.amount) for one in history]
-
-
-def read_stale(history: Sequence[Operation], at: int) -> list[Operation]:
-    """A read that began after an advance had ended does not see it."""
-    advance = _advances(history)[at]
-    last = max((one for one in history if one.kind == "read" and one.is_known), key=lambda one: one.began)
-    stale = dataclasses.replace(last, position=Position(advance.position.epoch, advance.position.step - advance.amount))
-    return [stale if one is last else one for one in history]
-
-
-def answer_twice(history: Sequence[Operation], at: int) -> list[Operation]:
-    """Two processes get the same answer to their advances."""
-    first = _advances(history)[at]
-    other = next(one for one in _advances(history) if one.position > first.position)
-    return [dataclasses.replace(other, position=first.position) if one is other else one for one in history]
-
-
-def wake_early(history: Sequence[Operation], at: int) -> list[Operation]:
-    """A wait ends with a step that is reached only later."""
-    advance = _advances(history)[at]
-    early = Operation(9, "wait", advance.position.step, advance.began - 2e-6, advance.began - 1e-6, advance.position)
-    return [*(one for one in history if one.is_known), early]
-
-
-BUGS: tuple[Injected, ...] = (lose_write, count_twice, read_stale, answer_twice, wake_early)
-
-
-def _advances(history: Sequence[Operation]) -> list[Operation]:
-    return sorted((one for one in history if one.kind == "advance" and one.is_known), key=lambda one: one.position)
-
-
-def _shift(one: Operation, after: Operation, by: int) -> Operation:
-    if not one.is_known or one.position <= after.position or one.position.epoch != after.position.epoch:
-        return one
-    return dataclasses.replace(one, position=Position(one.position.epoch, one.position.step + by))
+def find_second_leader(history: Iterable[Operation]) -> str:
+    """Return a write of a term that another process has, or that was accepted after one of a newer term."""
+    writes = sorted((one for one in history if one.term and one.is_known and one.kind == "advance"), key=lambda one: one.term)
+    accepted: dict[int, float] = {}
+    for term, same in itertools.groupby(writes, lambda one: one.term):
+        of_term = list(same)
+        if len({one.process for one in of_term}) > 1:
+            return f"two processes have written in the term {term}"
+        accepted[term] = min(one.ended for one in of_term)
+    for one in writes:
+        newer = [ended for term, ended in accepted.items() if term > one.term]
+        if newer and min(newer) < one.began:
+            return f"{one} was accepted after a write of a newer term"
+    return ""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tests.support.engine_faults import EngineSetup, Group, last
-from tests.support.store_trials import WorkerProcess
+from tests.fuzz.store_faults.engines import EngineSetup, Group
+from tests.support.store_processes import WorkerProcess
+from tests.support.store_proxy import Proxy
+from tests.support.waiting import elapse
 
 Role = Literal["chief", "standby", "waiter"]
 ROLES: tuple[Role, ...] = ("chief", "standby", "waiter")
 CLIENT_FAULTS = ("none", "killed", "stopped")
 """Of a process."""
-LINK_FAULTS = ("link cut", "link a black hole", "answer lost", "cut in mid-message")
+LINK_FAULTS: Mapping[str, Callable[[Proxy, float], None]] = {
+    "link cut": lambda link, secs: link.cut(),
+    "link a black hole": lambda link, secs: link.black_hole(),
+    "answer lost": lambda link, secs: link.drop_answer(),
+    "cut in mid-message": lambda link, secs: link.cut_in_message(1 + int(100 * secs) % 60),
+}
 """Of its connection to a server."""
 
 
@@ -35,10 +42,10 @@ class Plan:
     fails: bool
     """Whether the last publisher fails."""
     moment: float
-    """When the engine fails, in seconds after the chief has begun to advance."""
-    opening: Literal["worker", "standby"]
+    """When the engine fails, in seconds after the processes have begun to work."""
+    opening: Literal["worker", "standby"] = "worker"
     """The session that is being opened meanwhile, in the waiter's process: it waits for its chief, or for the lead."""
-    stop_at: float | None
+    stop_at: float | None = None
     """When that session is asked to stop, in seconds after the engine's fault has begun; None: it is opened in the end."""
 
     @classmethod
@@ -60,8 +67,6 @@ class Plan:
             rnd.choice(["raise", "keep"]),
             rnd.random() < 0.5,
             0.05 + rnd.random() ** 2 * 0.2,
-            "worker",
-            None,
         )
         stop_at = rnd.uniform(0.0, 0.3 * engine_secs)
         opening = rnd.choice(["worker that is stopped", "worker", "standby"])
@@ -84,45 +89,35 @@ class Plan:
         )
 
 
-async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess]) -> None:
-    """Let the engine and the process fail, and wait until both faults are over."""
-    await last(plan.moment)
+async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess], *, stops: bool = False) -> None:
+    """Let the engine and the process fail, and wait until both faults are over; with `stops`, ask the opening session to stop."""
+    await elapse(plan.moment)
     before = max(0.0, -plan.client_at)
 
     async def engine() -> None:
-        await last(before)
+        await elapse(before)
         await setup.strikes[plan.group][plan.engine_fault](setup, plan.engine_secs)
 
     async def client() -> None:
-        await last(before + plan.client_at)
-        await _strike_client(setup, plan, workers[ROLES.index(plan.role)])
+        await elapse(before + plan.client_at)
+        number = ROLES.index(plan.role)
+        if plan.client_fault == "killed":
+            await workers[number].kill()
+        elif plan.client_fault == "stopped":
+            workers[number].stop()
+            await elapse(plan.client_secs)
+            workers[number].resume()
+        elif plan.client_fault != "none":
+            link = setup.links()[number]
+            LINK_FAULTS[plan.client_fault](link, plan.client_secs)
+            await elapse(plan.client_secs)
+            link.heal()
 
     async def stop_opening() -> None:
-        if plan.stop_at is not None:
-            await last(before + plan.stop_at)
+        if stops and plan.stop_at is not None:
+            await elapse(before + plan.stop_at)
             waiter = workers[ROLES.index("waiter")]
             if waiter.alive:
                 waiter.order("stop_session")
 
     await asyncio.gather(engine(), client(), stop_opening())
-
-
-async def _strike_client(setup: EngineSetup, plan: Plan, victim: WorkerProcess) -> None:
-    if plan.client_fault == "killed":
-        await victim.kill()
-    elif plan.client_fault == "stopped":
-        victim.stop()
-        await last(plan.client_secs)
-        victim.resume()
-    elif plan.client_fault != "none":
-        proxy = setup.links()[ROLES.index(plan.role)].proxy
-        if plan.client_fault == "link cut":
-            proxy.cut()
-        elif plan.client_fault == "link a black hole":
-            proxy.black_hole()
-        elif plan.client_fault == "answer lost":
-            proxy.drop_answer()
-        else:
-            proxy.cut_in_message(1 + int(100 * plan.client_secs) % 60)
-        await last(plan.client_secs)
-        proxy.heal()

@@ -1,44 +1,39 @@
-"""Faults of engines, links and processes at random moments, of any kind of them together, each counted.
+"""The trials: what three processes do on a run while it fails, and the laws that hold for them.
 
-    python -m tests.fuzz.random_faults --engine redis --count 1000 --seed 1
+In those of `lead` there are a chief that advances, a standby that waits for the lead, and a waiter that has noticed how an
+earlier publisher left. A session is being opened in the waiter's process: it waits for its chief, or for the lead, and may be
+asked to stop. Afterwards the waiter's steps must be reached by the chief, or by the standby in its place; at last all leave.
 
-In each trial there are a chief that advances, a standby that waits for the lead, and a waiter that has noticed how an earlier
-publisher left. A session is being opened in the waiter's process: it waits for its chief, or for the lead, and may be asked to
-stop. The engine fails at a random moment: in a third of the trials it loses its data, in a third it is away for longer than a
-lease. Meanwhile one of the processes may be killed or stopped, or lose its connection, for shorter or longer than a lease. Then
-the waiter's steps must be reached by the chief, or by the standby in its place; at last all leave. No trial has
+In those of `call` all three make calls at random. When the engine loses its data there is one limit, which the pages of the
+engines state: the first one to connect brings back what it has seen, which may not be the last step. So one process alone writes,
+and lives: its own calls must be linearizable, and no step may be lost or count twice, or fall for any process. (On Ray all
+processes write: their sum is exact. The local store has no such runs: without its directory a run is over.)
 
-- a call or wait that is stuck, or an opening that a stop does not end while the engine is away;
-- a step that counts twice, or is lost though a living process had seen it;
-- two leaders that both write: a write accepted after one of a newer term was, or a term of two processes;
-- a wrong end: a wait that ends while its trainer lives, or with another publisher's end; a living chief that is refused;
-- anything that is left in the engine.
+In those of `die`, on the local store, a process is killed at one of the system calls that it makes in its life.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import itertools
+import dataclasses
 import random
-import sys
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from tests.support.engine_faults import ENGINES, GROUPS, EngineSetup, Group, cluster_of, engine_setup, last
-from tests.support.fault_plans import ROLES, Plan, strike
-from tests.support.store_trials import StuckError, WorkerProcess, reply_to
-from tests.support.waiting import HANG_SECS
+from tests.fuzz.store_faults.engines import EngineSetup
+from tests.fuzz.store_faults.plans import ROLES, Plan, strike
+from tests.support.step_laws import Operation, count_advances, find_miscount, find_second_leader, find_violation
+from tests.support.store_processes import TICK_SECS, Mix, StuckError, WorkerProcess, reply_to
+from tests.support.waiting import HANG_SECS, elapse
 
 FAR = 10_000_000
 """A step that is reached only by an advance of its own."""
+CALLS = 400
+"""The calls of a trial."""
+SYSTEM_CALLS = 200
+"""About how many a process makes in its life."""
 _NO_PUBLISHER = ("PublisherFailedError", "PublisherFinishedError")
-_TICK_SECS = 0.02
 _RUN_GONE = ("StoreUnavailableError", "StoreDamagedError")
 
 Problem = Literal["stuck", "double count", "two leaders", "wrong end", "left over"]
@@ -62,32 +57,57 @@ class SlownessWatch:
     async def watch(self) -> None:
         while True:
             before = time.monotonic()
-            await last(_TICK_SECS)
+            await elapse(TICK_SECS)
             self._gaps.append((before, time.monotonic() - before))
 
     def longest_since(self, began: float) -> float:
         """Return the longest time in seconds since `began`."""
-        self._gaps = self._gaps[-int(HANG_SECS * 10 / _TICK_SECS) :]
+        self._gaps = self._gaps[-int(HANG_SECS * 10 / TICK_SECS) :]
         return max((gap for before, gap in self._gaps if before >= began), default=0.0)
 
 
 class Trial:
     """One trial: its processes, and what is known of them."""
 
-    def __init__(self, setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess], watch: SlownessWatch) -> None:
+    def __init__(self, setup: EngineSetup, plan: Plan, watch: SlownessWatch, chance: random.Random) -> None:
         self.setup = setup
         self.plan = plan
-        self.chief, self.standby, self.waiter = self.workers = workers
-        self.victim = dict(zip(ROLES, workers, strict=True))[plan.role]
+        self.watch = watch
+        self.chance = chance
+        self.workers: Sequence[WorkerProcess] = ()
+        self.late_secs = 0.0
+        self.excused = False
+        """Whether the chief was taken for dead because the machine is too slow for the lease."""
+
+    async def run(self) -> str:
+        """Run the trial in the processes of the setup; return how it ended."""
+        raise NotImplementedError
+
+    @property
+    def history(self) -> list[Operation]:
+        """The calls of all processes."""
+        return [one for worker in self.workers for one in worker.history]
+
+    def check_history(self, *, data_lost: bool) -> None:
+        """Check that one process leads at a time, and, unless data was lost, that all calls are linearizable."""
+        if found := find_second_leader(self.history):
+            raise ViolationError("two leaders", found)
+        if not data_lost and (found := find_violation(self.history)):
+            raise ViolationError("double count", found)
+
+
+class LeadTrial(Trial):
+    """A chief, a standby and a waiter; see the module."""
+
+    def __init__(self, setup: EngineSetup, plan: Plan, watch: SlownessWatch, chance: random.Random) -> None:
+        super().__init__(setup, plan, watch, chance)
+        self.chief, self.standby, self.waiter = self.workers = setup.workers
+        self.victim = dict(zip(ROLES, self.workers, strict=True))[plan.role]
         self.first_term = 0
         self.lead: asyncio.Future[dict[str, Any]]
         self.opening: asyncio.Future[dict[str, Any]]
-        self.late_secs = 0.0
-        self.watch = watch
         self.began = time.monotonic()
         self.lead_kept = False
-        self.excused = False
-        """Whether the chief was taken for dead because the machine is too slow for the lease."""
 
     async def prepare(self) -> None:
         """Let a publisher leave, then the chief lead, and the standby wait for the lead."""
@@ -127,13 +147,12 @@ class Trial:
         )
 
     async def run(self) -> str:
-        """Run the trial; return how it ended."""
         await self.prepare()
         near, far = self.waiter.order("wait", step=3), self.waiter.order("wait", step=FAR)
         await self.waiter.do("parked")
         self.opening = self.waiter.order("open_session", chief=self.plan.opening == "standby")
         await self.chief.do("move", callers=2, pause_secs=0.01)
-        await strike(self.setup, self.plan, self.workers)
+        await strike(self.setup, self.plan, self.workers, stops=True)
         over = time.monotonic()
         if self.plan.group == "data lost" and not self.setup.keeps_run:
             return await self._check_run_gone([near, far])
@@ -155,7 +174,6 @@ class Trial:
             if self.plan.stop_at is None:
                 await self._check_wait(self.opening, 0)
             self.late_secs = time.monotonic() - over
-        self._check_terms()
         await self._check_count()
         return ended
 
@@ -209,7 +227,7 @@ class Trial:
         while "trainer" in await self.standby.do("known_publishers"):
             if time.monotonic() > until:
                 raise StuckError("the dead trainer is still known as a publisher")
-            await last(_TICK_SECS)
+            await elapse(TICK_SECS)
 
     async def _check_wait(self, wait: asyncio.Future[dict[str, Any]], step: int) -> str:
         reply = await reply_to(wait, f"wait for step {step}")
@@ -283,126 +301,86 @@ class Trial:
                 raise ViolationError("wrong end", f"{reply} of a run that is gone")
         return "typed error"
 
-    def _check_terms(self) -> None:
-        """Check that no write was accepted after one of a newer term, and that each term is one process's."""
-        writes = sorted((write, number) for number, one in enumerate(self.workers) for write in one.writes if write.term)
-        for term, same in itertools.groupby(writes, lambda each: each[0].term):
-            if len({number for _, number in same}) > 1:
-                raise ViolationError("two leaders", f"two processes have written in the term {term}")
-        accepted: dict[int, float] = {}
-        for write, _ in writes:
-            accepted[write.term] = min(write.ended, accepted.get(write.term, write.ended))
-        for write, _ in writes:
-            newer = [ended for term, ended in accepted.items() if term > write.term]
-            if newer and min(newer) < write.began:
-                raise ViolationError("two leaders", f"{write} was accepted after a write of a newer term")
-
     async def _check_count(self) -> None:
         living = [one for one in self.workers if one.alive]
-        steps = {(await one.do("value"))[1] for one in living}
+        steps = {await one.do("value") for one in living}
         if len(steps) > 1:
             raise ViolationError("double count", f"the processes read different steps: {steps}")
         (step,) = steps
-        begun, acked = sum(one.begun for one in self.workers), sum(one.acked for one in self.workers)
-        if self.plan.group == "data lost" and not (self.chief.alive and self.lead_kept):
+        data_lost = self.plan.group == "data lost"
+        acked, begun = count_advances(self.history)
+        if data_lost and not (self.chief.alive and self.lead_kept):
             # The standby may have written without the chief's last steps, or these died with it: those of the living count.
-            acked = max((write.step for one in living for write in one.writes), default=0)
+            own = [call for one in living for call in one.history if call.kind == "advance" and call.is_known]
+            acked = max((call.position.step for call in own), default=0)
         if not acked <= step <= begun:
             raise ViolationError("double count", f"step {step}, acknowledged {acked}, begun {begun}")
+        self.check_history(data_lost=data_lost)
 
 
-@dataclass
-class Outcome:
-    """The results of all trials."""
+class CallTrial(Trial):
+    """Calls at random; see the module."""
 
-    plans: list[Plan] = field(default_factory=list[Plan])
-    statuses: Counter[tuple[Group, str]] = field(default_factory=Counter[tuple[Group, str]])
-    problems: Counter[Problem] = field(default_factory=Counter[Problem])
-    texts: list[str] = field(default_factory=list)
-    late_secs: float = 0.0
-    excused: int = 0
-    """How many trials lost their chief because the machine was too slow."""
-    watch: SlownessWatch = field(default_factory=SlownessWatch)
-
-    def report(self) -> int:
-        """Print the results; return the exit code."""
-        for group in GROUPS:
-            found = ", ".join(f"{times} {status}" for (each, status), times in sorted(self.statuses.items()) if each == group)
-            print(f"{group:28}{found}")
-        print(*self.texts, sep="\n", end="\n" if self.texts else "")
-        counts = ", ".join(f"{self.problems[kind]} {kind}" for kind in PROBLEMS)
-        print(
-            f"{self.statuses.total()} faults: {counts}; the latest continued after {self.late_secs:.1f} s (limit {HANG_SECS:g})"
-        )
-        if self.excused:
-            print(f"in {self.excused} of them the machine was too slow for the lease, and the chief was replaced")
-        return 1 if self.texts else 0
-
-
-async def run_trial(setup: EngineSetup, number: int, seed: int, outcome: Outcome) -> None:
-    """Run a trial of this number, and add its result."""
-    group = GROUPS[number % len(GROUPS)]
-    plan = Plan.draw(setup, group, random.Random(f"{seed} {number}"))
-    began = time.monotonic()
-    trial: Trial | None = None
-    try:
-        trial = Trial(setup, plan, await setup.begin(on_lost=plan.on_lost), outcome.watch)
-        status = await trial.run()
-        outcome.excused += trial.excused
-        if left := await setup.end():
-            raise ViolationError("left over", left)
-    except AssertionError as error:
-        status = error.kind if isinstance(error, ViolationError) else "stuck" if isinstance(error, StuckError) else "wrong end"
-        outcome.problems[status] += 1
-        outcome.texts.append(f"trial {number} of seed {seed}, {plan}: {error}")
-        print(outcome.texts[-1], flush=True)
-        await setup.abandon()
-    outcome.plans.append(plan)
-    outcome.statuses[group, status] += 1
-    late = 0.0 if trial is None else trial.late_secs
-    outcome.late_secs = max(outcome.late_secs, late)
-    print(f"{number:5} {status:12} {late:5.2f} of {time.monotonic() - began:5.2f} s  {plan}", flush=True)
+    async def run(self) -> str:
+        plan, data_lost = self.plan, self.plan.group == "data lost"
+        if plan.client_fault == "killed" and plan.role == "chief":
+            plan = dataclasses.replace(plan, role="waiter")  # the first process lives: it makes the last read
+        self.workers = self.setup.workers
+        mix: Mix = self.chance.choice(("raises", "resets"))
+        others: Mix = "advances" if self.setup.exact_sums else "reads"
+        mixes: list[Mix] = ["advances", others, others] if data_lost else [mix, mix, mix]
+        orders = [
+            one.order("call_at_random", count=CALLS, seed=self.chance.random().hex(), mix=mix, steady=one is self.workers[0])
+            for one, mix in zip(self.workers, mixes, strict=True)
+        ]
+        await strike(self.setup, plan, self.workers)
+        for one, order in zip(self.workers, orders, strict=True):
+            if one.alive and "error" in (reply := await reply_to(order, "calls at random")):
+                raise AssertionError(str(reply))
+        await self.workers[0].do("value")
+        if data_lost:
+            own = [] if self.setup.exact_sums else self.workers[0].history
+            if found := find_violation(own) or find_miscount(self.history):
+                raise ViolationError("double count", found)
+        self.check_history(data_lost=data_lost)
+        return "resumed"
 
 
-async def run_trials(
-    engine: str, count: int, seed: int, directory: Path, *, parallel: int = 4, only: Sequence[int] = ()
-) -> Outcome:
-    """Run trials of an engine, some at the same time, as they mostly wait; `only` names the numbers of those to run."""
-    outcome = Outcome()
-    numbers: Iterator[int] = iter(only or range(count))
+class DieTrial(Trial):
+    """A process that dies at a system call; see the module."""
 
-    async def run_some(address: str) -> None:
-        async with engine_setup(engine, directory, address) as setup:
-            for number in numbers:
-                await run_trial(setup, number, seed, outcome)
+    async def run(self) -> str:
+        waiter, other, victim = self.workers = self.setup.workers
+        near, far = waiter.order("wait", step=5), waiter.order("wait", step=FAR)
+        await waiter.do("parked")
+        await victim.do("close")
+        await victim.do("die_at_call", number=self.chance.randrange(2 * SYSTEM_CALLS))
+        life = asyncio.ensure_future(self._live(victim))
+        death = asyncio.ensure_future(victim.ended())
+        await asyncio.wait([life, death], return_when=asyncio.FIRST_COMPLETED, timeout=HANG_SECS)
+        if life.cancel():
+            await asyncio.wait([life])
+        else:
+            await life
+            await victim.end()
+        await death
+        reached = await other.do("value")
+        if not any(call.term for call in victim.history):
+            await other.do("lead")
+            await other.do("advance", by=FAR)
+        # It may have been known as a publisher already when it died.
+        replies = {step: await reply_to(wait, f"wait for step {step}") for step, wait in ((5, near), (FAR, far))}
+        for step, reply in replies.items():
+            is_right = reply.get("error") in _NO_PUBLISHER and reached < step if "error" in reply else reply["result"] >= step
+            if not is_right:
+                raise ViolationError("wrong end", f"the wait for step {step} got {reply} at step {reached}")
+        self.check_history(data_lost=False)
+        return "typed error" if any("error" in reply for reply in replies.values()) else "resumed"
 
-    async with cluster_of(engine) as address:
-        tasks = [asyncio.ensure_future(run_some(address)) for _ in range(min(parallel, count))]
-        watching = asyncio.ensure_future(outcome.watch.watch())
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in (*tasks, watching):
-                task.cancel()
-            await asyncio.gather(*tasks, watching, return_exceptions=True)
-    return outcome
-
-
-def main() -> int:
-    """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=ENGINES, required=True)
-    parser.add_argument("--count", type=int, default=90)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--parallel", type=int, default=4, help="how many trials at the same time")
-    parser.add_argument("--trial", type=int, action="append", default=[], help="only the trial of this number; may be repeated")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        outcome = asyncio.run(
-            run_trials(given.engine, given.count, given.seed, Path(directory), parallel=given.parallel, only=given.trial)
-        )
-    return outcome.report()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    async def _live(self, victim: WorkerProcess) -> None:
+        await victim.do("open", run=self.setup.run, **self.setup.where(2))
+        victim.order("wait", step=FAR)
+        await victim.do("advance", times=8)
+        await victim.do("lead")
+        await victim.do("advance", times=3)
+        await victim.do("close")

@@ -1,0 +1,456 @@
+"""The engines, each with three processes on it, and the faults that each can have as a whole.
+
+The faults are in three groups: those that lose the engine's data, those in which it is away for longer than a lease, and brief
+ones. An engine is an `EngineSetup`; each trial has a run of its own.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from tests.support.store_processes import TICK_SECS, WorkerProcess, numbers, reply_to
+from tests.support.store_proxy import Proxy
+from tests.support.store_servers import Server, free_port
+from tests.support.waiting import HANG_SECS, elapse
+
+Group = Literal["data lost", "outage longer than a lease", "brief"]
+GROUPS: tuple[Group, ...] = ("data lost", "outage longer than a lease", "brief")
+
+Strike = Callable[[Any, float], Awaitable[None]]
+"""Let the engine of a setup fail; its faults that last a while last so many seconds. It works again afterwards."""
+Strikes = Mapping[Group, Mapping[str, Strike]]
+
+
+class EngineSetup(abc.ABC):
+    """An engine and three processes."""
+
+    strikes: ClassVar[Strikes]
+    leased: ClassVar[bool] = True
+    """Whether a process that is stopped counts as dead."""
+    keeps_run: ClassVar[bool] = True
+    """Whether the run continues after the data was lost; otherwise every call and wait ends with an error."""
+    exact_sums: ClassVar[bool] = False
+    """Whether every acknowledged advance counts, also of several processes, when the data is lost."""
+    lease_secs: ClassVar[float] = 0.5
+
+    def __init__(self) -> None:
+        self.workers: list[WorkerProcess] = []
+        self.run = ""
+
+    @abc.abstractmethod
+    def where(self, number: int) -> dict[str, Any]:
+        """Return the URL and the options of the store of a process."""
+
+    @abc.abstractmethod
+    async def left(self) -> str:
+        """Return what is left in the engine."""
+
+    async def start_worker(self) -> WorkerProcess:
+        """Start a process."""
+        return await WorkerProcess.start()
+
+    def links(self) -> Sequence[Proxy]:
+        """Return the connections of the processes, if those can fail."""
+        return ()
+
+    async def begin(self, **options: Any) -> Sequence[WorkerProcess]:
+        """Open a new run in all processes; return them."""
+        self.run = f"trial-{os.getpid()}-{next(numbers)}"
+        living = [one for one in self.workers if one.alive]
+        self.workers = [*living, *await asyncio.gather(*(self.start_worker() for _ in range(3 - len(living))))]
+        for link in self.links():
+            link.heal()
+        opening = [one.order("open", run=self.run, **self.where(number), **options) for number, one in enumerate(self.workers)]
+        for one, opened in zip(self.workers, opening, strict=True):
+            one.forget()
+            answer = await reply_to(opened, "open")
+            assert "result" in answer, answer
+        return self.workers
+
+    async def end(self) -> str:
+        """Close all stores; return what is left in the engine, which needs a moment to notice the end."""
+        await asyncio.gather(*(one.do("close") for one in self.workers if one.alive))
+        for link in self.links():
+            link.end_all()  # also the server's ends of connections in a black hole
+        until = time.monotonic() + HANG_SECS
+        while (found := await self.left()) and time.monotonic() < until:
+            await elapse(TICK_SECS)
+        return found
+
+    async def abandon(self) -> None:
+        """End all processes, after a failed trial or the last one."""
+        for link in self.links():
+            link.heal()
+        await asyncio.gather(*(one.kill() for one in self.workers))
+
+
+async def nothing(setup: EngineSetup, secs: float) -> None:
+    await elapse(secs)
+
+
+# Engines with a server.
+
+
+def killed(*, keeps_data: bool = True) -> Strike:
+    async def strike(setup: ServerSetup, secs: float) -> None:
+        await asyncio.to_thread(setup.server.kill)
+        if not keeps_data:
+            setup.server.lose_data()
+        await elapse(secs)
+        await asyncio.to_thread(setup.server.start)
+
+    return strike
+
+
+async def pause(setup: ServerSetup, secs: float) -> None:
+    setup.server.pause()
+    await elapse(secs)
+    setup.server.resume()
+
+
+def links(fail: Callable[[Proxy], None]) -> Strike:
+    async def strike(setup: ServerSetup, secs: float) -> None:
+        for link in setup.links():
+            fail(link)
+        await elapse(secs)
+        for link in setup.links():
+            link.heal()
+
+    return strike
+
+
+class ServerSetup(EngineSetup):
+    """A server, and a proxy before each process."""
+
+    strikes: ClassVar[Strikes] = {
+        "data lost": {"restarted without data": killed(keeps_data=False)},
+        "outage longer than a lease": {
+            "killed for a while": killed(),
+            "stopped for a while": pause,
+            "all links cut": links(Proxy.cut),
+            "all links a black hole": links(Proxy.black_hole),
+        },
+        "brief": {"none": nothing, "restarted": killed(), "stopped": pause},
+    }
+
+    def __init__(self, server: Server, proxies: Sequence[Proxy]) -> None:
+        super().__init__()
+        self.server = server
+        self._proxies = proxies
+
+    def where(self, number: int) -> dict[str, Any]:
+        secs = {"heartbeat": 0.6 * self.lease_secs, "lease_secs": self.lease_secs, "connect_timeout": HANG_SECS}
+        return {"url": self.server.url.replace(str(self.server.port), str(self._proxies[number].port)), **secs}
+
+    def links(self) -> Sequence[Proxy]:
+        return self._proxies
+
+
+async def execute(setup: ServerSetup, *command: str | int) -> Any:
+    from tests.support import redis_servers
+
+    return await redis_servers.execute(setup.server, *command)
+
+
+async def flush_all(setup: RedisSetup, secs: float) -> None:
+    await execute(setup, "FLUSHALL")
+    await execute(setup, "SCRIPT", "FLUSH")
+
+
+async def evict_key(setup: RedisSetup, secs: float) -> None:
+    keys = await execute(setup, "KEYS", f"aiohooks:{{{setup.run}}}*")
+    await execute(setup, "DEL", random.Random(secs).choice(sorted(keys)))
+
+
+async def drop_clients(setup: RedisSetup, secs: float) -> None:
+    await execute(setup, "CLIENT", "KILL", "TYPE", "normal")
+
+
+def set_for_a_while(command: Sequence[str | int], back: Sequence[str | int]) -> Strike:
+    async def strike(setup: RedisSetup, secs: float) -> None:
+        await execute(setup, *command)
+        await elapse(secs)
+        await execute(setup, *back)
+
+    return strike
+
+
+class RedisSetup(ServerSetup):
+    """Redis or Valkey."""
+
+    strikes: ClassVar[Strikes] = {
+        "data lost": {**ServerSetup.strikes["data lost"], "flushed": flush_all, "a key evicted": evict_key},
+        "outage longer than a lease": {
+            **ServerSetup.strikes["outage longer than a lease"],
+            "a replica for a while": set_for_a_while(("REPLICAOF", "127.0.0.1", 1), ("REPLICAOF", "NO", "ONE")),
+            "no memory for a while": set_for_a_while(("CONFIG", "SET", "maxmemory", 1), ("CONFIG", "SET", "maxmemory", 0)),
+        },
+        "brief": {**ServerSetup.strikes["brief"], "clients dropped": drop_clients},
+    }
+
+    async def left(self) -> str:
+        clients = (await execute(self, "CLIENT LIST")) or []
+        stats = await execute(self, "INFO", "clients")
+        return f"{len(clients) - 1} connections are left" if len(clients) > 1 or stats["blocked_clients"] else ""
+
+
+async def delete_stream(setup: NatsSetup, secs: float) -> None:
+    from nats.aio.client import Client
+
+    client = Client()
+    await client.connect(setup.server.url)
+    await client.jetstream().delete_stream("AIOHOOKS")
+    await client.close()
+
+
+class NatsSetup(ServerSetup):
+    """NATS."""
+
+    strikes: ClassVar[Strikes] = {
+        **ServerSetup.strikes,
+        "data lost": {**ServerSetup.strikes["data lost"], "stream deleted": delete_stream},
+    }
+
+    def __init__(self, server: Server, proxies: Sequence[Proxy], monitor: int) -> None:
+        super().__init__(server, proxies)
+        self._monitor = monitor
+
+    async def left(self) -> str:
+        clients = (await asyncio.to_thread(self._monitored, "connz"))["num_connections"]
+        consumers = (await asyncio.to_thread(self._monitored, "jsz"))["consumers"]
+        return f"{clients} connections and {consumers} consumers are left" if clients or consumers else ""
+
+    def _monitored(self, what: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._monitor}/{what}", timeout=HANG_SECS) as reply:
+            return json.load(reply)
+
+
+@contextlib.asynccontextmanager
+async def server_setup(kind: str, directory: Path) -> AsyncGenerator[EngineSetup]:
+    monitor = free_port()
+    server = Server(kind, directory, ["-m", str(monitor)] if kind == "nats" else [])
+    await asyncio.to_thread(server.start)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            proxies = [await stack.enter_async_context(Proxy.to(server.port)) for _ in range(3)]
+            setup = NatsSetup(server, proxies, monitor) if kind == "nats" else RedisSetup(server, proxies)
+            stack.push_async_callback(setup.abandon)
+            yield setup
+    finally:
+        await asyncio.to_thread(server.kill)
+
+
+# Files.
+
+
+async def remove_directory(setup: LocalSetup, secs: float) -> None:
+    while setup.run_directory.exists():  # a process may just be making a file in it
+        shutil.rmtree(setup.run_directory, ignore_errors=True)
+
+
+async def move_directory(setup: LocalSetup, secs: float) -> None:
+    setup.run_directory.rename(setup.run_directory.with_name(f"{setup.run} moved"))
+
+
+async def hold_lock(setup: LocalSetup, secs: float) -> None:
+    """All writes wait, as if another process had been stopped while it held the lock."""
+    fd = os.open(setup.run_directory, os.O_RDONLY)
+    try:
+        await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
+        await elapse(secs)
+    finally:
+        os.close(fd)
+
+
+async def kill_lock_holder(setup: LocalSetup, secs: float) -> None:
+    """Another process is killed while it holds the lock: those that wait for the lock continue."""
+    holder = await setup.start_worker()
+    await holder.do("open", run=setup.run, **setup.where(0))
+    await holder.do("hold_lock")
+    await elapse(secs)
+    await holder.kill()
+
+
+class LocalSetup(EngineSetup):
+    """Files: there is no server, and no lease; who is stopped is not dead."""
+
+    strikes: ClassVar[Strikes] = {
+        "data lost": {"directory removed": remove_directory, "directory moved": move_directory},
+        "outage longer than a lease": {"lock held": hold_lock},
+        "brief": {"none": nothing, "lock held": hold_lock, "lock holder killed": kill_lock_holder},
+    }
+    leased = False
+    keeps_run = False
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+    @property
+    def run_directory(self) -> Path:
+        return self.directory / self.run
+
+    def where(self, number: int) -> dict[str, Any]:
+        return {"url": f"local://{self.directory}"}
+
+    async def left(self) -> str:
+        return left_in(self.run_directory)
+
+
+def left_in(run: Path) -> str:
+    """Return what processes have left in the directory of a run, which none of them has open any more."""
+    if not run.exists():
+        return ""
+    expected = {"position", "notify", "state", "state.new", "alive", "fifos"}
+    left = [
+        *(run / "alive").iterdir(),
+        *(run / "fifos").iterdir(),
+        *(path for path in run.iterdir() if path.name not in expected),
+    ]
+    slots = (run / "position").read_bytes()[128:] if (run / "position").exists() else b""
+    return f"{left} and the slots {slots!r} are left" if left or slots else ""
+
+
+@contextlib.asynccontextmanager
+async def local_setup() -> AsyncGenerator[EngineSetup]:
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as runs:
+        setup = LocalSetup(Path(runs))
+        try:
+            yield setup
+        finally:
+            await setup.abandon()
+
+
+# Ray.
+
+
+def kill_actor(*, times: int) -> Strike:
+    """The actor is killed, and again as soon as it is back."""
+
+    async def strike(setup: RaySetup, secs: float) -> None:
+        for number in range(times):
+            while True:
+                try:
+                    await setup.signal_actor(signal.SIGKILL)
+                except Exception:
+                    if not number:
+                        raise
+                    await elapse(0.05)  # it is not back yet
+                else:
+                    break
+        if times == 1:
+            await elapse(secs)
+
+    return strike
+
+
+async def stop_actor(setup: RaySetup, secs: float) -> None:
+    pid = await setup.signal_actor(signal.SIGSTOP)
+    await elapse(secs)
+    os.kill(pid, signal.SIGCONT)
+
+
+class RaySetup(EngineSetup):
+    """An actor; lost connections are handled by Ray itself."""
+
+    strikes: ClassVar[Strikes] = {
+        "data lost": {"actor killed": kill_actor(times=1), "actor killed twice": kill_actor(times=2)},
+        "outage longer than a lease": {"actor stopped": stop_actor},
+        "brief": {"none": nothing, "actor stopped": stop_actor},
+    }
+    lease_secs = 1.0
+    exact_sums = True
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+
+    def where(self, number: int) -> dict[str, Any]:
+        secs = {"heartbeat": 1.0, "lease_secs": self.lease_secs, "join_grace_secs": 0.0}
+        return {"url": "ray://faults", "address": self._address, **secs}
+
+    async def start_worker(self) -> WorkerProcess:
+        return await WorkerProcess.start(self._address)
+
+    async def left(self) -> str:
+        waiting: int = (await (await self.actor()).statistics.remote())["waiting"]
+        return f"{waiting} polls are left in the actor" if waiting else ""  # that of a killed process ends after its heartbeat
+
+    async def end(self) -> str:
+        from aiohooks.stores.ray import _cluster
+
+        left = await super().end()
+        await asyncio.to_thread(_cluster.kill_actor, await self.actor())
+        return left
+
+    async def actor(self) -> Any:
+        """Return the actor of the run."""
+        from tests.support.ray_cluster import actor_of
+
+        return await asyncio.to_thread(actor_of, self.run, "faults")
+
+    async def signal_actor(self, number: signal.Signals) -> int:
+        """Send a signal to the actor's process, and return its id."""
+        pid: int = (await (await self.actor()).statistics.remote())["pid"]
+        os.kill(pid, number)
+        return pid
+
+
+@contextlib.asynccontextmanager
+async def ray_setup(address: str) -> AsyncGenerator[EngineSetup]:
+    from aiohooks.stores.ray import _cluster
+
+    await asyncio.to_thread(_cluster.join, address, timeout=HANG_SECS, log_to_driver=False)
+    setup = RaySetup(address)
+    try:
+        yield setup
+    finally:
+        for one in setup.workers:
+            await one.end()
+        await asyncio.to_thread(_cluster.leave)
+
+
+@contextlib.asynccontextmanager
+async def cluster_of(engine: str) -> AsyncGenerator[str]:
+    """Run what all setups of an engine share, and yield its address; a Ray cluster that runs already is in AIOHOOKS_TEST_RAY."""
+    address = os.environ.get("AIOHOOKS_TEST_RAY", "")
+    if engine != "ray" or address:
+        yield address
+        return
+    from tests.support.ray_cluster import ray_cluster
+
+    cluster = ray_cluster()
+    address = await asyncio.to_thread(cluster.__enter__)
+    try:
+        yield address
+    finally:
+        await asyncio.to_thread(cluster.__exit__, None, None, None)
+
+
+ENGINES: Mapping[str, type[EngineSetup]] = {
+    "redis": RedisSetup, "valkey": RedisSetup, "nats": NatsSetup, "local": LocalSetup, "ray": RaySetup
+}  # fmt: skip
+
+
+def engine_setup(engine: str, directory: Path, address: str = "") -> contextlib.AbstractAsyncContextManager[EngineSetup]:
+    """Run an engine with its processes for the block; `address` is that of `cluster_of`."""
+    if engine == "local":
+        return local_setup()
+    if engine == "ray":
+        return ray_setup(address)
+    return server_setup(engine, directory)
