@@ -1,4 +1,4 @@
-"""What tests of several engines need: certificates."""
+"""What tests of several engines need: certificates, and a loop that has opened streams."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.needs import program
+from tests.support.store_servers import first_stream
 
 BY_ADDRESS = ",IP:127.0.0.1"
 """What a certificate names besides localhost, if it is for the address as well."""
@@ -32,3 +33,9 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", "names"]
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *by)
     return folder
+
+
+@pytest.fixture
+async def streams() -> None:
+    """Open a stream, after which uvloop keeps a spare descriptor for as long as it lives; tests count what they leave open."""
+    await first_stream()

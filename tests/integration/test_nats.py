@@ -1,14 +1,13 @@
-"""The NATS store on a real server: the contract, what is left in the server, and broken connections."""
+"""The NATS store on a real server: what it costs there, streams and messages of others, a cluster.
+
+What all engines with a server promise is in `test_store_servers.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,16 @@ from typing import Any
 import pytest
 from nats.aio.client import Client
 
-from aiohooks import PublisherFailedError
 from aiohooks._aio.clock import LoopClock
-from aiohooks.errors import StoreRefusedError, StoreUnavailableError, WrongLoopError
-from aiohooks.stores import Position, open_step_store
+from aiohooks.errors import StoreRefusedError
 from aiohooks.stores.nats import NatsStepStore
 from aiohooks.stores.nats._connection import NatsConnection, NoResponderError, parse_address
-from aiohooks.stores.nats.store import NatsEngine, RunSubjects
-from aiohooks.testing import check_step_store, step_store_checks
-from tests.support.source import ROOT
-from tests.support.store_proxy import FAULTS, Proxy
-from tests.support.store_servers import Server, first_stream, running
+from aiohooks.stores.nats.store import RunSubjects
+from tests.support.nats_servers import request_api, running_cluster
+from tests.support.store_servers import Server, running
 from tests.support.waiting import HANG_SECS, parked_waits, until_true
+
+pytestmark = pytest.mark.usefixtures("streams")
 
 numbers = itertools.count(1)
 
@@ -45,70 +42,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield one
 
 
-@pytest.fixture(autouse=True)
-async def _stream() -> None:
-    await first_stream()
-
-
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[Server]:
-    """A server to be killed."""
-    with running("nats", tmp_path) as one:
-        yield one
-
-
 def store_of(port: int, **options: Any) -> NatsStepStore:
     """Return a store with short times."""
     return NatsStepStore(f"nats://127.0.0.1:{port}", **{"heartbeat": 0.5, "lease_secs": 2.0, **options})
-
-
-async def request_api(server: Server, what: str, body: Any = None) -> Any:
-    """Return the server's reply to a request of JetStream's API."""
-    client = Client()
-    await client.connect(server.url)
-    reply = await client.request(f"$JS.API.{what}", json.dumps(body or {}).encode(), timeout=HANG_SECS)
-    await client.close()
-    return json.loads(reply.data)
-
-
-@pytest.mark.parametrize("check", step_store_checks())
-async def test_contract(server: Server, check: str, name: str) -> None:
-    """Every check of a step store passes."""
-    await check_step_store(lambda run: NatsStepStore(server.url, run=run, stream=name), check)
-
-
-async def test_it_is_opened_by_its_url(server: Server, name: str) -> None:
-    """`open_step_store` creates it, with its options."""
-    store = open_step_store(server.url, run=name, stream=name)
-    assert isinstance(store, NatsStepStore)
-    async with store:
-        assert await store.advance(3) == 3
-
-
-async def test_a_look_from_outside_leaves_no_trace(server: Server, name: str) -> None:
-    """`inspect` makes no stream where there is none, and writes no message."""
-    async with contextlib.aclosing(NatsStepStore(server.url, run=name, stream=name)) as outside:
-        assert await outside.inspect() is None
-        assert "error" in await request_api(server, f"STREAM.INFO.{name}")
-        async with NatsStepStore(server.url, run=name, stream=name) as store:
-            assert await outside.inspect() is None
-            await store.advance(2)
-            before = (await request_api(server, f"STREAM.INFO.{name}"))["state"]
-            found = await outside.inspect()
-            assert found is not None
-            assert (found.step, found.waiting) == (2, None)
-            assert (await request_api(server, f"STREAM.INFO.{name}"))["state"] == before
-
-
-async def test_runs_of_strange_names_never_meet(server: Server, name: str) -> None:
-    """Each run has its own subject, whatever characters are in its name."""
-    names = ["a.b", "a b", "a%2Eb", "a*b", "a>b", "*", ">", "ä", "a/b"]
-    for count, run in enumerate(names, 1):
-        async with store_of(server.port, run=run, stream=name) as store:
-            assert await store.advance(count) == count
-    for count, run in enumerate(names, 1):
-        async with store_of(server.port, run=run, stream=name) as store:
-            assert (await store.value()).step == count
 
 
 async def test_nothing_is_left_in_the_server(server: Server, name: str) -> None:
@@ -118,14 +54,14 @@ async def test_nothing_is_left_in_the_server(server: Server, name: str) -> None:
         await store.__aenter__()
     waits = [asyncio.ensure_future(store.wait_for(5)) for store in stores for _ in range(20)]
     await stores[0].advance(2)
-    info = await request_api(server, f"STREAM.INFO.{name}")
+    info = await request_api(server.url, f"STREAM.INFO.{name}")
     assert info["state"]["consumer_count"] == 0
     assert info["state"]["messages"] == 1
     await stores[1].advance(3)
     assert await asyncio.gather(*waits) == [5] * 60
     for store in stores:
         await store.aclose()
-    info = await request_api(server, f"STREAM.INFO.{name}")
+    info = await request_api(server.url, f"STREAM.INFO.{name}")
     assert info["state"]["consumer_count"] == 0
 
 
@@ -151,132 +87,11 @@ async def test_concurrent_advances_are_one_message(server: Server, name: str) ->
     """A hundred simultaneous advances of a process cost two messages, not a hundred."""
     async with store_of(server.port, run=name, stream=name) as store:
         await store.advance()
-        before = (await request_api(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
+        before = (await request_api(server.url, f"STREAM.INFO.{name}"))["state"]["last_seq"]
         steps = await asyncio.gather(*(store.advance() for _ in range(100)))
         assert sorted(steps) == list(range(2, 102))
-        after = (await request_api(server, f"STREAM.INFO.{name}"))["state"]["last_seq"]
+        after = (await request_api(server.url, f"STREAM.INFO.{name}"))["state"]["last_seq"]
         assert after - before <= 2
-
-
-async def test_it_survives_a_killed_server(own_server: Server) -> None:
-    """The server is killed and comes back with its data: waits continue, writes are repeated, each counts once."""
-    async with store_of(own_server.port) as a, store_of(own_server.port) as b:
-        wait = asyncio.ensure_future(b.wait_for(20))
-        await a.advance(10)
-        own_server.kill()
-        advances = [asyncio.ensure_future(a.advance()) for _ in range(10)]
-        await asyncio.to_thread(own_server.start)
-        assert sorted(await asyncio.gather(*advances)) == list(range(11, 21))
-        assert await wait == 20
-        assert await b.value() == Position(1, 20)
-    own_server.kill()
-
-
-async def test_a_server_without_its_data_is_raised(own_server: Server) -> None:
-    """The server comes back empty: the step jumps to what the stores have seen, and members are announced again."""
-    async with store_of(own_server.port) as a, store_of(own_server.port) as b:
-        wait = asyncio.ensure_future(b.wait_for(20))
-        with a.publisher("trainer"):
-            await a.advance(15)
-            own_server.kill()
-            own_server.lose_data()
-            await asyncio.to_thread(own_server.start)
-            assert await a.advance(5) == 20
-            assert await wait == 20
-            await a.flush()
-            await b.value()
-            assert "trainer" in b.statistics().publishers
-    own_server.kill()
-
-
-async def test_a_lost_answer_is_not_counted_twice(server: Server, name: str) -> None:
-    """The server has applied a request, and the answer is lost: the repeated request is not applied again."""
-    async with Proxy.to(server.port) as proxy, store_of(proxy.port, run=name) as store:
-        for count in range(1, 6):
-            proxy.drop_answer(f"run.{name}".encode())
-            assert await store.advance() == count
-        assert proxy.lost_answers == 5
-        assert (await store.value()).step == 5
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_a_broken_connection_is_replaced(server: Server, fault: str, name: str) -> None:
-    """A step crossed while the waiter's connection is broken, in three ways, wakes it when the connection is back."""
-    async with Proxy.to(server.port) as proxy, store_of(proxy.port, run=name) as b, store_of(server.port, run=name) as a:
-        wait = asyncio.ensure_future(b.wait_for(5))
-        await a.advance(2)
-        await b.wait_for(2)
-        proxy.fail(fault)
-        await a.advance(3)
-        proxy.heal()
-        assert await wait == 5
-
-
-async def test_a_deleted_stream_is_made_again(server: Server, name: str) -> None:
-    """The stream is deleted while stores use it: they notice, create it again, and raise the step."""
-    async with store_of(server.port, stream=name) as a, store_of(server.port, stream=name) as b:
-        await a.advance(7)
-        await b.wait_for(7)
-        wait = asyncio.ensure_future(b.wait_for(9))
-        assert (await request_api(server, f"STREAM.DELETE.{name}"))["success"]
-        assert await a.advance(2) == 9
-        assert await wait == 9
-
-
-async def test_a_dead_process_is_found_by_its_lease(server: Server, name: str) -> None:
-    """A publisher killed by SIGKILL is found within its lease time, and waiters are notified."""
-    program = f"""
-        import asyncio
-        from aiohooks.stores import open_step_store
-        async def main():
-            async with open_step_store({server.url!r}, run={name!r}, lease_secs=1.0) as store:
-                store.publisher("the trainer")
-                await store.flush()
-                print("ready", flush=True)
-                await asyncio.Event().wait()
-        asyncio.run(main())
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    output = process.stdout
-    assert output is not None
-    try:
-        assert await asyncio.to_thread(output.readline) == "ready\n"
-        async with store_of(server.port, run=name, lease_secs=1.0) as store:
-            wait = asyncio.ensure_future(store.wait_for(5))
-            await asyncio.sleep(0)
-            process.kill()
-            with pytest.raises(PublisherFailedError, match="the trainer failed at step 0"):
-                await wait
-    finally:
-        process.kill()
-        process.wait(HANG_SECS)
-        output.close()
-
-
-async def test_max_outage_secs(own_server: Server) -> None:
-    """A longer outage ends waits and writes with the typed error; without a server, so does opening."""
-    async with store_of(own_server.port, max_outage_secs=0.3) as store:
-        wait = asyncio.ensure_future(store.wait_for(5))
-        await asyncio.sleep(0)
-        own_server.kill()
-        with pytest.raises(StoreUnavailableError, match=r"no connection for 0\.3 s"):
-            await wait
-        with pytest.raises(StoreUnavailableError):
-            await store.advance()
-    with pytest.raises(StoreUnavailableError, match=rf"nats-server -p {own_server.port} -js -sd DIR") as caught:
-        await store_of(own_server.port, connect_timeout=0.2).__aenter__()
-    assert caught.value.__cause__ is not None
-
-
-async def test_a_forked_store_is_refused(server: Server, name: str) -> None:
-    """A forked store is refused in the child, and still works in the parent."""
-    async with store_of(server.port, run=name) as store:
-        store._waits.forked = True
-        with pytest.raises(WrongLoopError, match="open_step_store"):
-            await store.advance()
-        store._waits.forked = False
-        assert await store.advance() == 1
 
 
 # Streams and messages of others.
@@ -285,7 +100,7 @@ async def test_a_forked_store_is_refused(server: Server, name: str) -> None:
 async def configure(server: Server, request: str, name: str, setting: dict[str, Any]) -> None:
     """Create or update a stream of step stores with another setting."""
     config = {**RunSubjects(name, "r").stream_config(1, None), **setting}
-    reply = await request_api(server, f"STREAM.{request}.{name}", config)
+    reply = await request_api(server.url, f"STREAM.{request}.{name}", config)
     assert "error" not in reply, reply
 
 
@@ -369,3 +184,21 @@ async def test_a_message_of_others(server: Server, what: str, name: str, caplog:
             await until_true(lambda: "ignored what others have published" in caplog.text)
         assert not far.done()
         far.cancel()
+
+
+@pytest.mark.slow
+async def test_the_leader_of_three_servers_is_killed(tmp_path: Path) -> None:
+    """No acknowledged step is lost, each counts once, waiters are woken; the dead server comes back."""
+    with running_cluster(tmp_path) as cluster:
+        options: dict[str, Any] = {"replicas": 3, "lease_secs": 30.0, "connect_timeout": 40.0}
+        async with NatsStepStore(cluster.url, **options) as a, NatsStepStore(cluster.url, **options) as b:
+            for round_ in range(2):
+                wait = asyncio.ensure_future(b.wait_for(30 * round_ + 30))
+                assert await a.advance(10) == 30 * round_ + 10
+                leader = await cluster.leader("AIOHOOKS")
+                leader.kill()
+                steps = [await a.advance() for _ in range(20)]
+                assert steps == list(range(30 * round_ + 11, 30 * round_ + 31))
+                assert await wait == 30 * round_ + 30
+                await asyncio.to_thread(leader.start)
+            assert (await b.value()).step == 60

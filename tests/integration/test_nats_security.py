@@ -14,12 +14,14 @@ import pytest
 
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.nats import NatsStepStore
-from tests.support.store_servers import Server, first_stream, running
+from tests.support.store_servers import Server, running
 from tests.support.waiting import until_true
 
+pytestmark = pytest.mark.usefixtures("streams")
 
-def tls_options(folder: Path) -> list[str]:
-    return ["--tls", "--tlscert", str(folder / "numeric.crt"), "--tlskey", str(folder / "numeric.key")]
+
+def tls_options(folder: Path, name: str = "numeric") -> list[str]:
+    return ["--tls", "--tlscert", str(folder / f"{name}.crt"), "--tlskey", str(folder / f"{name}.key")]
 
 
 def store_of(server: Server, scheme: str = "nats", user: str = "", **options: Any) -> NatsStepStore:
@@ -40,11 +42,6 @@ async def refused(store: NatsStepStore, why: str) -> StoreUnavailableError:
     return caught.value
 
 
-@pytest.fixture(autouse=True)
-async def _stream() -> None:
-    await first_stream()
-
-
 @contextmanager
 def configured(directory: Path, text: str) -> Iterator[Server]:
     """Run a server with a configuration file."""
@@ -55,46 +52,51 @@ def configured(directory: Path, text: str) -> Iterator[Server]:
 
 
 async def test_tls_with_a_private_authority(tmp_path: Path, certificates: Path) -> None:
-    """TLS works with the given authority; without it, and by another name, the server is not trusted."""
+    """TLS works with the given authority; without it, by another name, and when it has expired, the server is not trusted."""
     context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
     with running("nats", tmp_path, [*tls_options(certificates), "--user", "us", "--pass", "a@b"]) as server:
         await works(store_of(server, "tls", tls=context, user="us:a%40b@"))
         await works(NatsStepStore(f"nats://localhost:{server.port}", tls=context, user="us", password="a@b"))
-        await refused(store_of(server, "tls", user="us:a%40b@"), "certificate .* is not trusted")
-        await refused(store_of(server, "nats", user="us:a%40b@"), "certificate .* is not trusted")
-        await refused(
-            store_of(server, "tls", tls=context, tls_hostname="elsewhere", user="us:a%40b@"), "give a name that is in it"
-        )
+        for scheme in ("tls", "nats"):
+            await refused(store_of(server, scheme, user="us:a%40b@"), "certificate .* is not trusted")
+        elsewhere = store_of(server, "tls", tls=context, tls_hostname="elsewhere", user="us:a%40b@")
+        await refused(elsewhere, "give a name that is in it")
         await refused(store_of(server, "tls", tls=context, user="us:wrong@"), "refuses the user")
-
-
-async def test_an_expired_certificate(tmp_path: Path, certificates: Path) -> None:
-    """It is refused immediately; what to do is on the server's side."""
-    options = ["--tls", "--tlscert", str(certificates / "expired.crt"), "--tlskey", str(certificates / "expired.key")]
-    with running("nats", tmp_path, options) as server:
-        context = ssl.create_default_context(cafile=str(certificates / "ca.crt"))
+    with running("nats", tmp_path, tls_options(certificates, "expired")) as server:
         await refused(store_of(server, "tls", tls=context), "it has expired; renew it on the server")
 
 
-async def test_no_password_goes_to_a_server_without_tls(tmp_path: Path, certificates: Path) -> None:
-    """With TLS required, a server that offers none is sent nothing: an attacker may have removed the offer."""
+@asynccontextmanager
+async def answering(info: str) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """Run a server that says this of itself, and answers pings; yield its port, and what it is sent."""
     got: list[bytes] = []
 
-    async def bare(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.15.1","headers":true,"max_payload":1048576,"auth_required":true}\r\n')
-        got.append(await reader.read(1000))
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f'INFO {{"server_id":"x","headers":true,"max_payload":1048576,{info}}}\r\n'.encode())
+        while line := await reader.readline():
+            got.append(line)
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
         writer.close()
 
-    listener = await asyncio.start_server(bare, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    for url, tls in (
-        (f"tls://us:secret@127.0.0.1:{port}", None),
-        (f"nats://us:secret@127.0.0.1:{port}", ssl.create_default_context()),
-    ):
-        await refused(NatsStepStore(url, tls=tls), "does not offer TLS")
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield listener.sockets[0].getsockname()[1], got
     listener.close()
     await listener.wait_closed()
-    assert got == [b"", b""]
+
+
+async def test_no_password_goes_to_a_server_without_tls() -> None:
+    """With TLS required, a server that offers none is sent nothing: an attacker may have removed the offer."""
+    async with answering('"version":"2.15.1","auth_required":true') as (port, got):
+        for scheme, tls in (("tls", None), ("nats", ssl.create_default_context())):
+            await refused(NatsStepStore(f"{scheme}://us:secret@127.0.0.1:{port}", tls=tls), "does not offer TLS")
+    assert got == []
+
+
+async def test_a_server_that_is_too_old() -> None:
+    """The version is checked before anything else."""
+    async with answering('"version":"2.8.4","jetstream":true') as (port, _):
+        await refused(NatsStepStore(f"nats://127.0.0.1:{port}"), r"v2.8.4>; NatsStepStore needs 2.9")
 
 
 async def test_a_user_a_token_and_a_key(tmp_path: Path) -> None:
@@ -123,25 +125,25 @@ async def test_nkeys(tmp_path: Path) -> None:
         await refused(store_of(server), "refuses the user")
 
 
-RIGHTS = """
-authorization: { users: [
-  { user: admin, password: a }
-  { user: worker, password: w, permissions: {
-      publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
-      subscribe: [ "AIOHOOKS.news.mine", "_INBOX.>", "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.AIOHOOKS" ] } }
-  { user: no_subscription, password: d, permissions: {
-      publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
-      subscribe: [ "_INBOX.>" ] } }
-  { user: no_elections, password: p, permissions: {
-      publish: [ "AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS" ]
-      subscribe: [ "AIOHOOKS.news.mine", "_INBOX.>" ] } }
-] }
-"""
+NEWS, INBOX, ELECTIONS = "AIOHOOKS.news.mine", "_INBOX.>", "$JS.EVENT.ADVISORY.STREAM.LEADER_ELECTED.AIOHOOKS"
+
+
+def rights(user: str, *subscribe: str) -> str:
+    """Return a user with the right to publish of the page, and these subscriptions."""
+    publish = '"AIOHOOKS.run.mine", "$JS.API.STREAM.INFO.AIOHOOKS", "$JS.API.STREAM.MSG.GET.AIOHOOKS"'
+    allowed = ", ".join(f'"{one}"' for one in subscribe)
+    return f"{{ user: {user}, password: w, permissions: {{ publish: [ {publish} ], subscribe: [ {allowed} ] }} }}"
 
 
 async def test_the_rights_of_the_page(tmp_path: Path) -> None:
     """A worker needs the rights of the page and no more: not those to create the stream, or for other runs."""
-    with configured(tmp_path, RIGHTS) as server:
+    users = [
+        "{ user: admin, password: a }",
+        rights("worker", NEWS, INBOX, ELECTIONS),
+        rights("no_subscription", INBOX),
+        rights("no_elections", NEWS, INBOX),
+    ]
+    with configured(tmp_path, f"authorization: {{ users: [ {', '.join(users)} ] }}") as server:
         await refused(store_of(server, user="worker:w@", run="mine"), "does not allow it")  # there is no stream yet
         await works(store_of(server, user="admin:a@", run="mine"))
         async with store_of(server, user="worker:w@", run="mine") as a, store_of(server, user="admin:a@", run="mine") as b:
@@ -150,8 +152,8 @@ async def test_the_rights_of_the_page(tmp_path: Path) -> None:
                 await b.raise_to(5)
                 assert await wait == 5
             assert await a.advance() == 6
-        await works(store_of(server, user="no_elections:p@", run="mine"))
-        await refused(store_of(server, user="no_subscription:d@", run="mine"), "does not allow it .*violation for subscription")
+        await works(store_of(server, user="no_elections:w@", run="mine"))
+        await refused(store_of(server, user="no_subscription:w@", run="mine"), "does not allow it .*violation for subscription")
         await refused(store_of(server, user="worker:w@", run="another"), "does not allow it")
 
 
@@ -211,16 +213,22 @@ async def nearly_full(folder: Path) -> AsyncIterator[tuple[Server, Callable[[], 
 
 
 async def test_a_full_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It counts as away: a write waits until there is room, and counts once; the log says once why."""
-    async with nearly_full(tmp_path) as (server, fill, empty), store_of(server) as store:
-        assert await store.advance() == 1
-        await fill()
-        advance = asyncio.ensure_future(store.advance())
-        await until_true(lambda: "the connection is lost" in caplog.text)
-        assert "its storage is full; give it more (max_file_store)" in caplog.text
-        await empty()
-        assert await advance == 2
-    assert caplog.text.count("the connection is lost") == 1
+    """It counts as away, which the log says once: writes wait until there is room, each counts once, and no lease ends."""
+    async with (
+        nearly_full(tmp_path) as (server, fill, empty),
+        store_of(server, lease_secs=0.4) as trainer,
+        store_of(server, lease_secs=0.4) as waiter,
+    ):
+        with trainer.publisher("trainer"):
+            assert await trainer.advance() == 1
+            wait = asyncio.ensure_future(waiter.wait_for(2))
+            await fill()
+            advance = asyncio.ensure_future(trainer.advance())
+            await until_true(lambda: (waiter.outage_secs or 0.0) > 1.2 and (trainer.outage_secs or 0.0) > 1.2)
+            assert "its storage is full; give it more (max_file_store)" in caplog.text
+            await empty()
+            assert await advance == await wait == 2
+    assert caplog.text.count("the connection is lost") == 2, "one line of each"
 
 
 async def test_a_server_that_remains_full(tmp_path: Path) -> None:
@@ -230,23 +238,6 @@ async def test_a_server_that_remains_full(tmp_path: Path) -> None:
         await fill()
         with pytest.raises(StoreUnavailableError, match=r"no connection for 0.3 s"):
             await store.advance()
-
-
-async def test_no_lease_ends_while_the_server_is_full(tmp_path: Path) -> None:
-    """Who could not renew its lease is not taken for dead, for however long."""
-    async with (
-        nearly_full(tmp_path) as (server, fill, empty),
-        store_of(server, lease_secs=0.4) as trainer,
-        store_of(server, lease_secs=0.4) as waiter,
-    ):
-        with trainer.publisher("trainer"):
-            await trainer.flush()
-            wait = asyncio.ensure_future(waiter.wait_for(1))
-            await fill()
-            await until_true(lambda: (waiter.outage_secs or 0.0) > 1.2)
-            await empty()
-            await trainer.advance()
-            assert await wait == 1
 
 
 async def test_a_foreign_stream(tmp_path: Path) -> None:
@@ -261,24 +252,6 @@ async def test_a_foreign_stream(tmp_path: Path) -> None:
         await refused(store_of(server), r"not one for step stores: its subjects is \['orders")
         await refused(store_of(server, stream="STEPS", replicas=3), "replicas")
         await works(store_of(server, stream="STEPS"))
-
-
-async def test_a_server_that_is_too_old(tmp_path: Path) -> None:
-    """The version is checked before anything else."""
-    info = b'INFO {"server_id":"x","version":"2.8.4","headers":true,"jetstream":true,"max_payload":1048576}\r\n'
-
-    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(info)
-        while line := await reader.readline():
-            if line == b"PING\r\n":
-                writer.write(b"PONG\r\n")
-        writer.close()
-
-    listener = await asyncio.start_server(old, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    await refused(NatsStepStore(f"nats://127.0.0.1:{port}"), r"v2.8.4>; NatsStepStore needs 2.9")
-    listener.close()
-    await listener.wait_closed()
 
 
 @pytest.mark.parametrize(

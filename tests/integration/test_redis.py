@@ -1,11 +1,12 @@
-"""The Redis store on real servers: the contract, the commands it sends, and what it leaves in the server."""
+"""The Redis store on real servers: its addresses, the commands it sends, and its keys.
+
+What all engines with a server promise is in `test_store_servers.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import pytest
 
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.stores import Position, StepStore, open_step_store
+from aiohooks.stores import Position
 from aiohooks.stores.redis import RedisStepStore
-from aiohooks.testing.step_store import check_step_store, step_store_checks
+from aiohooks.testing.step_store import check_step_store
 from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
 from tests.support.store_proxy import Proxy
-from tests.support.store_servers import Server, first_stream, running
+from tests.support.store_servers import Server, running
 from tests.support.waiting import parked_waits
+
+pytestmark = pytest.mark.usefixtures("streams")
 
 NUMBERS = itertools.count()
 
@@ -36,17 +39,6 @@ def run() -> str:
     return f"run {next(NUMBERS)}"
 
 
-@pytest.fixture(autouse=True)
-async def _stream() -> None:
-    await first_stream()
-
-
-@pytest.mark.parametrize("check", step_store_checks())
-async def test_contract(server: Server, check: str) -> None:
-    """Every check of a step store passes."""
-    await check_step_store(lambda run: RedisStepStore(server.url, run=run), check)
-
-
 @pytest.mark.parametrize("protocol", [2, 3])
 async def test_contract_in_both_protocols(server: Server, protocol: int) -> None:
     """Replies that have another shape in RESP3 are read."""
@@ -54,41 +46,13 @@ async def test_contract_in_both_protocols(server: Server, protocol: int) -> None
         await check_step_store(lambda run: RedisStepStore(f"{server.url}?protocol={protocol}", run=run), check)
 
 
-async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
-    """`open_step_store` knows the scheme; the number of a database may follow the address."""
-    async with open_step_store(f"{server.url}/3", run=run) as store:
-        assert isinstance(store, RedisStepStore)
-        assert await store.advance(2) == 2
-        assert await store.value() == Position(1, 2)
-        await store.forget()
-    assert not await execute(server, "KEYS", f"aiohooks:{{{run}}}*")
-
-
-async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> None:
-    """`inspect` writes no key, of a run that is there and of one that is not, and its connection is closed."""
-    async with RedisStepStore(server.url, run=run) as store, contextlib.aclosing(RedisStepStore(server.url, run=run)) as outside:
-        await store.advance(2)
-        keys = sorted(await execute(server, "KEYS", "*"))
-        clients = len((await execute(server, "CLIENT", "LIST")).splitlines())
-        await execute(server, "CONFIG", "RESETSTAT")
-        found = await outside.inspect()
-        assert found is not None
-        assert (found.run, found.step, found.waiting) == (run, 2, None)
-        missing = RedisStepStore(server.url, run=f"{run} missing")
-        assert await missing.inspect() is None
-        await missing.aclose()
-        written = {"hset", "xadd", "pexpire", "del"} & set(await call_counts(server))
-        assert not written
-        assert sorted(await execute(server, "KEYS", "*")) == keys
-        assert len((await execute(server, "CLIENT", "LIST")).splitlines()) == clients
-
-
 @pytest.mark.parametrize("kind", KINDS)
-async def test_unix_socket(kind: str, tmp_path: Path) -> None:
-    """A server is reached through a socket file as well."""
+async def test_unix_socket_and_database(kind: str, tmp_path: Path) -> None:
+    """A server is reached through a socket file as well; the number of a database may follow the address."""
     socket = tmp_path / f"{kind}.sock"
-    with running(kind, tmp_path, ["--unixsocket", str(socket)], keeps=False):
+    with running(kind, tmp_path, ["--unixsocket", str(socket)], keeps=False) as server:
         await check_step_store(lambda run: RedisStepStore(f"unix://{socket}", run=run), "wakes")
+        await check_step_store(lambda run: RedisStepStore(f"{server.url}/3", run=run), "wakes")
 
 
 # The commands that it sends.
@@ -154,33 +118,6 @@ async def test_a_wait_for_a_lower_step_ends_the_blocking_read(server: Server, ru
         assert await asyncio.gather(*tasks) == [1_000] * 3
 
 
-async def test_no_wake_is_lost_among_many_waits(server: Server, run: str) -> None:
-    """Waits start, are cancelled and end in any order while others advance; none is left."""
-    chance = random.Random(4)
-    async with (
-        RedisStepStore(server.url, run=run, heartbeat=3600) as one,
-        RedisStepStore(server.url, run=run, heartbeat=3600) as other,
-    ):
-
-        async def wait_repeatedly(store: StepStore) -> None:
-            for _ in range(30):
-                wanted = store.latest.step + chance.randrange(1, 30)
-                if chance.random() < 0.3:
-                    impatient = asyncio.create_task(store.wait_for(wanted))
-                    await asyncio.sleep(0)
-                    impatient.cancel()
-                elif wanted <= last:
-                    assert await store.wait_for(wanted) >= wanted
-
-        async def advance() -> None:
-            while (await one.advance(chance.randrange(1, 3))) < last:
-                pass
-
-        last = 400
-        await asyncio.gather(*(wait_repeatedly(store) for store in (one, other) * 5), advance())
-        assert (one.statistics().waiting, other.statistics().waiting) == (0, 0)
-
-
 async def test_a_cancelled_call_leaves_the_connection_to_the_others(server: Server, run: str) -> None:
     """A reply without a caller is read, and the next caller gets its own."""
     async with Proxy.to(server.port) as proxy, RedisStepStore(f"redis://127.0.0.1:{proxy.port}", run=run) as store:
@@ -234,16 +171,6 @@ async def test_an_unknown_script_is_sent_again(server: Server, run: str) -> None
         assert await store.advance() == 2
 
 
-async def test_deleted_keys_are_restored_by_the_next_write(server: Server, run: str) -> None:
-    """A run that was evicted or flushed continues from the highest step that a process has seen."""
-    async with RedisStepStore(server.url, run=run, heartbeat=3600) as one, RedisStepStore(server.url, run=run) as two:
-        wait = (await parked_waits(two, 42))[0]
-        assert await one.advance(41) == 41
-        await execute(server, "FLUSHALL")
-        assert await one.advance() == 42
-        assert await wait == 42
-
-
 async def test_deleted_keys_are_restored_by_a_heartbeat(server: Server, run: str) -> None:
     """Also without a write: the members are announced again, and the step is what it was."""
     async with RedisStepStore(server.url, run=run, heartbeat=0.05) as store, RedisStepStore(server.url, run=run) as other:
@@ -255,19 +182,6 @@ async def test_deleted_keys_are_restored_by_a_heartbeat(server: Server, run: str
             while await execute(server, "XLEN", f"aiohooks:{{{run}}}") != 1:
                 pass
             assert (await other.value()) == Position(1, 5)
-
-
-async def test_forgetting_a_run_leaves_no_key(server: Server, run: str) -> None:
-    """`forget` deletes every key of the run."""
-    async with RedisStepStore(server.url, run=run) as store:
-        with store.publisher("trainer"):
-            wait = (await parked_waits(store, 3))[0]
-            await store.advance(3)
-            await wait
-        await store.flush()
-        assert await execute(server, "KEYS", f"aiohooks:{{{run}}}*")
-        await store.forget()
-        assert not await execute(server, "KEYS", f"aiohooks:{{{run}}}*")
 
 
 async def test_a_run_expires(server: Server, run: str) -> None:

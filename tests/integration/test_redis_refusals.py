@@ -1,4 +1,4 @@
-"""Errors of the Redis store when the server is unavailable or refuses: what is wrong, and what to do."""
+"""Errors of the Redis store where the server is unavailable or refuses, TLS and rights: what is wrong, and what to do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import re
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,21 @@ import pytest
 
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
+from aiohooks.testing.step_store import check_step_store, step_store_checks
 from tests.support.needs import program
+from tests.support.processes import run_python
 from tests.support.redis_servers import KINDS, execute
-from tests.support.store_servers import Server, first_stream, free_port, running
+from tests.support.source import ROOT
+from tests.support.store_servers import Server, free_port, running
+from tests.support.waiting import until_true
+
+pytestmark = pytest.mark.usefixtures("streams")
 
 HOUR_SECS = 3600.0
 IN_SCRIPT = "Error running script (call to f_0123): @user_script:88: @user_script: 88:"
 """How Redis 6.2 begins the text of an error that a command of a script has met."""
-
-
-@pytest.fixture(autouse=True)
-async def _stream() -> None:
-    await first_stream()
+PAGE = (ROOT / "docs" / "guides" / "engine-redis.md").read_text(encoding="utf-8")
+USERS = re.search(r"^user default off\nuser aiohooks .*\n", PAGE, flags=re.MULTILINE)
 
 
 @pytest.fixture(params=KINDS)
@@ -57,121 +59,65 @@ async def answering(answer: str) -> AsyncIterator[str]:
         await asyncio.gather(*done, return_exceptions=True)
 
 
-async def refused(store: RedisStepStore) -> StoreUnavailableError:
-    """Return the error of opening the store."""
+async def refused(store: RedisStepStore, *, permanently: bool = True) -> str:
+    """Return the message of the error of opening the store; a permanent one comes long before the time for connecting is up."""
+    store._connect_timeout = HOUR_SECS if permanently else 0.1
     with pytest.raises(StoreUnavailableError) as raised:
         await store.__aenter__()
     await store.aclose()
-    return raised.value
-
-
-async def test_no_server() -> None:
-    """The error comes within `connect_timeout`, with the address and how to start a server; its cause is the client's error."""
-    port = free_port()
-    error = await refused(RedisStepStore(f"redis://:secret@127.0.0.1:{port}", connect_timeout=0.1))
-    assert f"redis at 127.0.0.1:{port}" in str(error)
-    assert f"start one (redis-server --port {port})" in str(error)
-    assert type(error.__cause__).__module__ == "redis.exceptions"
-    assert "secret" not in str(error)
-
-
-async def test_a_server_that_is_still_starting(tmp_path: Path) -> None:
-    """The first connection is tried again until `connect_timeout`."""
-    server = Server("valkey", tmp_path)
-    store = RedisStepStore(server.url, connect_timeout=HOUR_SECS)
-    opening = asyncio.ensure_future(store.__aenter__())
-    await asyncio.sleep(0)
-    await asyncio.to_thread(server.start)
-    try:
-        await opening
-        assert await store.advance() == 1
-        await store.aclose()
-    finally:
-        server.kill()
+    assert isinstance(raised.value, StoreRefusedError) is permanently
+    return str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "permanently", "said"),
     [
-        ("-DENIED Redis is running in protected mode because ...", "requirepass"),
-        ("-ERR unknown command `EVALSHA`, with args beginning with: ", "Redis 6.2 or later"),
-        ("-NOAUTH Authentication required.", "put them in the URL"),
-        ("-NOPERM this user has no permissions to run the 'evalsha' command", "ACL SETUSER"),
-        ("-ERR AUTH <password> called without any password configured for the default user.", "leave it out of the URL"),
-        ("+what?", "what?"),
-        ("-ERR something new", "something new"),
-        ("-MOVED 1234 10.0.0.7:6379", "give the address of that node"),
-        ("-ASK 1234 10.0.0.7:6379", "give the address of that node"),
-        pytest.param("-ERR " + 70_000 * "x", "a line of more than 64 kB", id="long"),
+        ("-DENIED Redis is running in protected mode because ...", True, "requirepass"),
+        ("-ERR unknown command `EVALSHA`, with args beginning with: ", True, "Redis 6.2 or later"),
+        ("-NOAUTH Authentication required.", True, "put them in the URL"),
+        ("-NOPERM this user has no permissions to run the 'evalsha' command", True, "ACL SETUSER"),
+        ("-ERR AUTH <password> called without any password configured for the default user.", True, "leave it out of the URL"),
+        ("+what?", True, "what?"),
+        ("-ERR something new", True, "something new"),
+        ("-MOVED 1234 10.0.0.7:6379", True, "give the address of that node"),
+        ("-ASK 1234 10.0.0.7:6379", True, "give the address of that node"),
+        pytest.param("-ERR " + 70_000 * "x", True, "a line of more than 64 kB", id="long"),
+        ("-LOADING Redis is loading the dataset in memory", False, "still reading its data"),
+        ("-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", False, "lost its master"),
+        ("-CLUSTERDOWN The cluster is down", False, "the cluster is down"),
+        ("-MISCONF Redis is configured to save RDB snapshots, but ...", False, "cannot write to its disk"),
+        ("-NOREPLICAS Not enough good replicas to write.", False, "too few replicas"),
+        ("-TRYAGAIN Multiple keys request during rehashing of slot", False, "being moved to another node"),
+        (f"-ERR {IN_SCRIPT} -READONLY You can't write against a read only replica. ", False, "give the address of its master"),
+        (f"-ERR {IN_SCRIPT} -OOM command not allowed when used memory > 'maxmemory'. ", False, "its memory is full"),
+        (f"-ERR {IN_SCRIPT} -NOREPLICAS Not enough good replicas to write. ", False, "too few replicas"),
+        ("-ERR max number of clients reached", False, "maxclients"),
+        ("-BUSY Redis is busy running a script. You can only call SCRIPT KILL", False, "another script"),
+        ("HTTP/1.1 400 Bad Request", False, "redis at"),
     ],
 )
-async def test_a_permanent_refusal_is_raised_immediately(answer: str, said: str) -> None:
-    """Long before `connect_timeout`; the message says what to do."""
+async def test_a_refusal(answer: str, permanently: bool, said: str) -> None:
+    """A permanent one is raised immediately, a temporary one is tried again until `connect_timeout`; each says what to do."""
     async with answering(answer) as url:
-        error = await refused(RedisStepStore(url, connect_timeout=HOUR_SECS))
-    assert isinstance(error, StoreRefusedError)
-    assert said in str(error)
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ("-LOADING Redis is loading the dataset in memory", "still reading its data"),
-        ("-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", "lost its master"),
-        ("-CLUSTERDOWN The cluster is down", "the cluster is down"),
-        ("-MISCONF Redis is configured to save RDB snapshots, but ...", "cannot write to its disk"),
-        ("-NOREPLICAS Not enough good replicas to write.", "too few replicas"),
-        ("-TRYAGAIN Multiple keys request during rehashing of slot", "being moved to another node"),
-        (f"-ERR {IN_SCRIPT} -READONLY You can't write against a read only replica. ", "give the address of its master"),
-        (f"-ERR {IN_SCRIPT} -OOM command not allowed when used memory > 'maxmemory'. ", "its memory is full"),
-        (f"-ERR {IN_SCRIPT} -NOREPLICAS Not enough good replicas to write. ", "too few replicas"),
-        ("-ERR max number of clients reached", "maxclients"),
-        ("-BUSY Redis is busy running a script. You can only call SCRIPT KILL", "another script"),
-    ],
-)
-async def test_a_temporary_refusal_is_tried_again(answer: str, said: str) -> None:
-    """Until `connect_timeout`; then the message says the reason."""
-    async with answering(answer) as url:
-        error = await refused(RedisStepStore(url, connect_timeout=0.1))
-    assert not isinstance(error, StoreRefusedError)
-    assert said in str(error)
-
-
-async def test_a_server_of_another_protocol() -> None:
-    """An answer in another protocol is an error of the store's, with the address."""
-    async with answering("HTTP/1.1 400 Bad Request") as url:
-        error = await refused(RedisStepStore(url, connect_timeout=0.1))
-    assert "redis at" in str(error)
+        assert said in await refused(RedisStepStore(url), permanently=permanently)
 
 
 @pytest.mark.parametrize("answer_timeout", [0.2, HOUR_SECS])
-async def test_a_server_that_accepts_and_never_answers(answer_timeout: float, tmp_path: Path) -> None:
+async def test_a_server_that_accepts_and_never_answers(server: Server, answer_timeout: float) -> None:
     """It counts as unavailable after `answer_timeout`, or `connect_timeout` if that is shorter."""
-    with running("valkey", tmp_path, keeps=False) as server:
-        server.pause()
-        store = RedisStepStore(server.url, connect_timeout=0.2, answer_timeout=answer_timeout)
-        error = await refused(store)
-        server.resume()
-    assert "no answer within 0.2 s" in str(error)
+    server.pause()
+    said = await refused(RedisStepStore(server.url, answer_timeout=answer_timeout), permanently=False)
+    server.resume()
+    assert f"no answer within {min(answer_timeout, 0.1):g} s" in said
 
 
-async def test_tls_without_a_tls_server(server: Server) -> None:
-    """The error of a rediss:// URL for a server without TLS says which scheme means what."""
-    error = await refused(RedisStepStore(server.url.replace("redis://", "rediss://"), connect_timeout=0.1, answer_timeout=0.5))
-    assert "rediss://" in str(error)
-
-
-async def test_an_unknown_database(server: Server) -> None:
-    """A database number that the server does not have is refused immediately, with what to leave out."""
-    error = await refused(RedisStepStore(f"{server.url}/99", connect_timeout=HOUR_SECS))
-    assert "leave the number out" in str(error)
-
-
-async def test_a_replica(server: Server) -> None:
-    """A server that takes no writes is found while connecting, not at the first advance."""
+async def test_a_server_of_another_kind(server: Server) -> None:
+    """Without TLS, with too few databases, a replica: found while connecting, not at the first advance, with what to give."""
+    tls = RedisStepStore(server.url.replace("redis://", "rediss://"), answer_timeout=0.5)
+    assert "rediss://" in await refused(tls, permanently=False)
+    assert "leave the number out" in await refused(RedisStepStore(f"{server.url}/99"))
     await execute(server, "REPLICAOF", "127.0.0.1", "1")
-    error = await refused(RedisStepStore(server.url, connect_timeout=0.1))
-    assert "give the address of its master" in str(error)
+    assert "give the address of its master" in await refused(RedisStepStore(server.url), permanently=False)
 
 
 async def test_a_full_server(server: Server) -> None:
@@ -181,49 +127,15 @@ async def test_a_full_server(server: Server) -> None:
         assert await store.advance() == 1
         await execute(server, "CONFIG", "SET", "maxmemory", "1")
         advance = asyncio.ensure_future(store.advance())
-        while store.outage_secs is None:  # noqa: ASYNC110 - a store has no event for this
-            await asyncio.sleep(0)
+        await until_true(lambda: store.outage_secs is not None)
         await execute(server, "CONFIG", "SET", "maxmemory", "0")
         assert await advance == 2
         assert await wait == 2
 
 
-async def test_max_outage_secs(server: Server) -> None:
-    """Waits and advances end with the typed error, and work again when the server does."""
-    async with RedisStepStore(server.url, max_outage_secs=0.2) as store:
-        wait = asyncio.ensure_future(store.wait_for(5))
-        assert await store.advance() == 1
-        await asyncio.to_thread(server.kill)
-        with pytest.raises(StoreUnavailableError, match="no connection for"):
-            await store.advance()
-        with pytest.raises(StoreUnavailableError, match="no connection for"):
-            await wait
-        await asyncio.to_thread(server.start)
-        while store.outage_secs is not None:  # noqa: ASYNC110 - a store has no event for this
-            await asyncio.sleep(0)
-        assert await store.advance() == 2
-    await asyncio.to_thread(server.kill)
-
-
-async def test_a_revoked_right_ends_the_call(server: Server) -> None:
-    """An advance that the server refuses for lack of a right is not repeated."""
-    await execute(server, "ACL", "SETUSER", "u", "on", ">p", "~aiohooks:*", "+@all")
-    async with RedisStepStore(server.url.replace("//", "//u:p@"), run="rights") as store:
-        assert await store.advance() == 1
-        await execute(server, "ACL", "SETUSER", "u", "-xadd")
-        with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
-            await store.advance()
-        await execute(server, "ACL", "SETUSER", "u", "+xadd")
-        assert await store.advance() == 2
-
-
-def test_without_the_package(tmp_path: Path) -> None:
+def test_without_the_package() -> None:
     """The error names what to install."""
-    (tmp_path / "redis.py").write_text("raise ImportError('no redis here')", encoding="utf-8")
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\nfrom aiohooks.stores import open_step_store\nopen_step_store('redis://x')"
-    )
-    ended: Any = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    ended = run_python("-c", "import sys; sys.modules['redis'] = None; import aiohooks; aiohooks.open_step_store('redis://x')")
     assert "pip install 'aiohooks[redis]'" in ended.stderr
 
 
@@ -235,11 +147,10 @@ async def test_a_sentinel(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as sentinel:  # noqa: ASYNC220
         try:
             # The Sentinel is still starting: until then nothing listens there.
-            error = await refused(RedisStepStore(f"redis://127.0.0.1:{port}", connect_timeout=HOUR_SECS))
+            said = await refused(RedisStepStore(f"redis://127.0.0.1:{port}"))
         finally:
             sentinel.kill()
-    assert isinstance(error, StoreRefusedError)
-    assert "it is a Sentinel and not a server: give the address of the master" in str(error)
+    assert "it is a Sentinel and not a server: give the address of the master" in said
 
 
 @contextlib.contextmanager
@@ -279,7 +190,109 @@ async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path) -> None:
             for call in (waiting, store.advance(), store.wait_for(9)):
                 with pytest.raises(StoreRefusedError, match="the run is on another one: give the address of that node"):
                     await call
-        error = await refused(RedisStepStore(node.url, run="r"))
-        assert f"127.0.0.1:{other.port}" in str(error)
+        assert f"127.0.0.1:{other.port}" in await refused(RedisStepStore(node.url, run="r"))
         async with RedisStepStore(other.url, run="r") as store:
             assert (await store.value()).step == 1
+
+
+# Users and rights.
+
+
+@contextlib.contextmanager
+def with_users(kind: str, directory: Path, users: Callable[[str], str] = str) -> Iterator[Server]:
+    """Run a server with the users of the page, as `users` changes them."""
+    assert USERS is not None, "the page has no users"
+    (directory / "users.acl").write_text(users(USERS[0]), encoding="utf-8")
+    with running(kind, directory, ["--aclfile", str(directory / "users.acl")], keeps=False) as server:
+        yield server
+
+
+def store_of(server: Server, user: str, run: str = "digits", **options: Any) -> RedisStepStore:
+    return RedisStepStore(f"redis://{user}@127.0.0.1:{server.port}", run=run, **options)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_rights_of_the_page(kind: str, tmp_path: Path) -> None:
+    """They are enough for every check of a step store, and for a run that expires; other users are refused immediately."""
+    with with_users(kind, tmp_path) as server:
+        for check in step_store_checks():
+            await check_step_store(lambda run: store_of(server, "aiohooks:secret", run), check)
+        async with store_of(server, "aiohooks:secret", expire_secs=60) as store:
+            with store.publisher("trainer"):
+                assert await store.advance() == 1
+        for user in ("aiohooks:wrong", ":", "unknown:secret"):
+            assert "put them in the URL" in await refused(store_of(server, user))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_user_with_the_right_to_one_run(kind: str, tmp_path: Path) -> None:
+    """Another run's keys are refused."""
+    with with_users(kind, tmp_path, lambda users: users.replace("~aiohooks:*", "~aiohooks:{digits}*")) as server:
+        async with store_of(server, "aiohooks:secret", "digits") as store:
+            assert await store.advance() == 1
+        assert "ACL SETUSER" in await refused(store_of(server, "aiohooks:secret", "letters"))
+
+
+@pytest.mark.parametrize("missing", ["evalsha", "eval", "xread", "xadd", "hmget", "hset"])
+async def test_each_right_is_needed(tmp_path: Path, missing: str) -> None:
+    """Without it the store is refused: while connecting, or at the first request that needs the right."""
+    with with_users("valkey", tmp_path, lambda users: re.sub(rf"\+{missing}\b ?", "", users)) as server:
+        store = store_of(server, "aiohooks:secret")
+        with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
+            await store.advance()
+        await store.aclose()
+
+
+async def test_a_revoked_right_ends_the_call(server: Server) -> None:
+    """An advance that the server refuses for lack of a right is not repeated."""
+    await execute(server, "ACL", "SETUSER", "u", "on", ">p", "~aiohooks:*", "+@all")
+    async with store_of(server, "u:p") as store:
+        assert await store.advance() == 1
+        await execute(server, "ACL", "SETUSER", "u", "-xadd")
+        with pytest.raises(StoreRefusedError, match="ACL SETUSER"):
+            await store.advance()
+        await execute(server, "ACL", "SETUSER", "u", "+xadd")
+        assert await store.advance() == 2
+
+
+# TLS.
+
+
+@contextlib.contextmanager
+def with_tls(directory: Path, certificates: Path, *options: str, name: str = "server") -> Iterator[Server]:
+    """Run a server with the certificate of this name."""
+    files = {"cert": f"{name}.crt", "key": f"{name}.key", "ca-cert": "ca.crt"}
+    given = [part for what, file in files.items() for part in (f"--tls-{what}-file", str(certificates / file))]
+    with running("redis", directory, ["--port", "0", "--tls-port", "{port}", *given, *options], keeps=False) as server:
+        yield server
+
+
+async def test_tls(tmp_path: Path, certificates: Path) -> None:
+    """TLS works with the given authority; without it, by another name, or with another authority, the server is refused."""
+    trusted, other = str(certificates / "ca.crt"), str(certificates / "other.crt")
+    with with_tls(tmp_path, certificates, "--requirepass", "p@ss", "--tls-auth-clients", "no") as server:
+        url = f"rediss://:p%40ss@localhost:{server.port}"
+        await check_step_store(lambda run: RedisStepStore(url, run=run, ssl_ca_certs=trusted), "wakes")
+        async with RedisStepStore(f"{url}?protocol=3", ssl_ca_certs=trusted) as store:
+            assert await store.advance() == 1
+        assert "ssl_ca_certs=" in await refused(RedisStepStore(url))
+        assert "ssl_ca_certs=" in await refused(RedisStepStore(url, ssl_ca_certs=other))
+        by_address = RedisStepStore(url.replace("localhost", "127.0.0.1"), ssl_ca_certs=trusted)
+        assert "give a name that is in it" in await refused(by_address)
+        assert "password" in await refused(RedisStepStore(url.replace("p%40ss", "x"), ssl_ca_certs=trusted))
+        assert "rediss://" in await refused(RedisStepStore(url.replace("rediss", "redis")), permanently=False)
+
+
+async def test_certificates(tmp_path: Path, certificates: Path) -> None:
+    """An expired one is refused; a server that asks for one gets it, and without it refuses: each says what to do, and where."""
+    trusted: dict[str, Any] = {"ssl_ca_certs": str(certificates / "ca.crt")}
+    with with_tls(tmp_path, certificates, "--tls-auth-clients", "no", name="expired") as server:
+        said = await refused(RedisStepStore(f"rediss://localhost:{server.port}", **trusted))
+        assert "it has expired; renew it on the server" in said
+    mine: dict[str, Any] = {"ssl_certfile": str(certificates / "client.crt"), "ssl_keyfile": str(certificates / "client.key")}
+    with with_tls(tmp_path, certificates) as server:
+        url = f"rediss://localhost:{server.port}"
+        async with RedisStepStore(url, **trusted, **mine) as store:
+            assert await store.advance() == 1
+        assert "ssl_certfile=" in await refused(RedisStepStore(url, **trusted))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.store_servers import running
 from tests.support.store_processes import WorkerProcess, reply_to
+from tests.support.store_servers import running
 
 pytestmark = pytest.mark.slow
 

@@ -143,7 +143,8 @@ class _TcpTransport(Transport):
             raise StoreRefusedError(
                 "the server does not offer TLS, which was asked for; start it with --tls, or use a nats:// URL"
             )
-        if self._writer is not None:
+        # uvloop raises an error for a lost connection: it would end the client's `close` before its tasks are cancelled.
+        if self._writer is not None and not self._writer.is_closing():
             self._writer.writelines(payload)
 
     async def read(self, buffer_size: int) -> bytes:
@@ -157,7 +158,7 @@ class _TcpTransport(Transport):
         return line
 
     async def drain(self) -> None:
-        # Reading finds a lost connection as well. An error here would end the client's `close` before its tasks are cancelled.
+        # Reading finds a lost connection as well, and the same holds for an error here.
         if self._writer is not None:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()

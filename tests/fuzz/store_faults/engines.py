@@ -209,12 +209,9 @@ class RedisSetup(ServerSetup):
 
 
 async def delete_stream(setup: NatsSetup, secs: float) -> None:
-    from nats.aio.client import Client
+    from tests.support.nats_servers import request_api
 
-    client = Client()
-    await client.connect(setup.server.url)
-    await client.jetstream().delete_stream("AIOHOOKS")
-    await client.close()
+    await request_api(setup.server.url, "STREAM.DELETE.AIOHOOKS")
 
 
 class NatsSetup(ServerSetup):

@@ -1,0 +1,296 @@
+"""The laws of every engine with a server, on real ones: the contract, what is left behind, broken connections, outages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiohooks.errors import StoreClosedError, StoreUnavailableError
+from aiohooks.stores import Position, RemoteStepStore, open_step_store
+from aiohooks.stores.nats import NatsStepStore
+from aiohooks.stores.redis import RedisStepStore
+from aiohooks.testing import check_step_store, step_store_checks
+from tests.support.nats_servers import request_api
+from tests.support.redis_servers import execute
+from tests.support.store_proxy import FAULTS, Proxy
+from tests.support.store_servers import Server, free_port, running
+from tests.support.waiting import parked_waits, until_true
+
+pytestmark = pytest.mark.usefixtures("streams")
+
+KINDS = ("valkey", "redis", "nats")
+numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for the tests that leave it running."""
+    with running(request.param, tmp_path_factory.mktemp(request.param)) as one:
+        yield one
+
+
+@pytest.fixture(params=KINDS)
+def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """A server to be killed."""
+    with running(request.param, tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def run() -> str:
+    """The name of a new run."""
+    return f"run {next(numbers)}"
+
+
+def store_of(server: Server, port: int | None = None, **options: Any) -> RemoteStepStore:
+    """Return a store with short times."""
+    url = server.url.replace(str(server.port), str(port or server.port))
+    store = open_step_store(url, **{"run": "r", "heartbeat": 0.5, "lease_secs": 5.0, **options})
+    assert isinstance(store, RemoteStepStore)
+    return store
+
+
+async def contents(server: Server) -> Any:
+    """Return what is in a server, and of Redis how many clients it has."""
+    if server.kind == "nats":
+        return (await request_api(server.url, "STREAM.INFO.AIOHOOKS")).get("state")
+    return sorted(await execute(server, "KEYS", "*")), len(await execute(server, "CLIENT LIST"))
+
+
+@pytest.mark.parametrize("check", step_store_checks())
+async def test_contract(server: Server, check: str) -> None:
+    """Every check of a step store passes."""
+    await check_step_store(lambda run: open_step_store(server.url, run=run), check)
+
+
+async def restart_without_data(server: Server) -> None:
+    await asyncio.to_thread(server.kill)
+    server.lose_data()
+    await asyncio.to_thread(server.start)
+
+
+async def flush_all(server: Server) -> None:
+    await execute(server, "FLUSHALL")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lose", [restart_without_data, flush_all])
+@pytest.mark.parametrize("check", step_store_checks(lose_data=True))
+async def test_contract_without_its_data(own_server: Server, check: str, lose: Callable[[Server], Awaitable[None]]) -> None:
+    """The checks of a step store for an engine that loses its data: with its process, or while its connections stay."""
+    if lose is flush_all and own_server.kind == "nats":
+        pytest.skip("only of Redis and Valkey")
+    await check_step_store(lambda run: store_of(own_server, run=run), check, lose_data=lambda: lose(own_server))
+    await asyncio.to_thread(own_server.kill)
+
+
+async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
+    """`open_step_store` knows the scheme; a forgotten run leaves nothing."""
+    async with store_of(server, run=f"{run} before") as store:
+        await store.advance()
+    before = await contents(server)
+    async with store_of(server, run=run) as store:
+        assert isinstance(store, NatsStepStore if server.kind == "nats" else RedisStepStore)
+        with store.publisher("trainer"):
+            assert await store.advance(2) == 2
+            assert await store.value() == Position(1, 2)
+        await store.flush()
+        await store.forget()
+    after = await contents(server)
+    assert after == before if server.kind != "nats" else after["messages"] == before["messages"]
+
+
+async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> None:
+    """`inspect` writes nothing, of a run that is there and of one that is not, and its connection is closed."""
+    async with store_of(server, run=run) as store:
+        await store.advance(2)
+        before = await contents(server)
+        for name, step in ((run, 2), (f"{run} missing", None)):
+            async with contextlib.aclosing(store_of(server, run=name)) as outside:
+                found = await outside.inspect()
+            assert (found and (found.run, found.step, found.waiting)) == (step and (name, step, None))
+        assert await contents(server) == before
+
+
+async def test_runs_of_strange_names_never_meet(server: Server) -> None:
+    """Each run has its own place, whatever characters are in its name."""
+    names = ["a.b", "a b", "a%2Eb", "a*b", "a>b", "*", ">", "ä", "a/b", "{a}", "a}b"]
+    for count, run in enumerate(names, 1):
+        async with store_of(server, run=run) as store:
+            assert await store.advance(count) == count
+    for count, run in enumerate(names, 1):
+        async with store_of(server, run=run) as store:
+            assert (await store.value()).step == count
+            await store.forget()
+
+
+# Broken connections and servers that are away. `tests.fuzz.store_faults` has many more of them.
+
+
+async def test_a_lost_answer_is_not_counted_twice(server: Server, run: str) -> None:
+    """The server has applied a request, and the answer is lost: the repeated request is not applied again."""
+    async with Proxy.to(server.port) as proxy, store_of(server, proxy.port, run=run) as store:
+        for step in range(1, 6):
+            proxy.drop_answer(b"AIOHOOKS.run." if server.kind == "nats" else b"EVALSHA")
+            assert await store.advance() == step
+        assert proxy.lost_answers >= 5
+        assert await store.value() == Position(1, 5)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_broken_connection_is_replaced(server: Server, fault: str, run: str) -> None:
+    """A step crossed while the waiter's connection is broken wakes it when the connection is back; so does a call."""
+    async with Proxy.to(server.port) as proxy, store_of(server, proxy.port, run=run) as b, store_of(server, run=run) as a:
+        wait = asyncio.ensure_future(b.wait_for(5))
+        await a.advance(2)
+        await b.wait_for(2)
+        proxy.fail(fault)
+        advance = asyncio.ensure_future(b.advance())
+        assert await a.advance(3) in (5, 6)
+        proxy.heal()
+        assert await wait in (5, 6)
+        assert await advance in (3, 6)
+
+
+@pytest.mark.parametrize("when", ["while it is open", "while it is opened"])
+async def test_the_error_of_a_lost_connection_is_retrieved(
+    server: Server, run: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The streams of a connection leave nothing that the loop logs, even where they are freed as parts of a cycle."""
+    # It would retrieve the error, but the garbage collector may free the future first.
+    monkeypatch.delattr(asyncio.StreamReaderProtocol, "__del__")
+    async with Proxy.to(server.port) as proxy, store_of(server, proxy.port, run=run) as store:
+        if when == "while it is open":
+            await store.advance()
+        else:
+            proxy.refuses = True
+        waiting = asyncio.ensure_future(store.wait_for(2))
+        accepted = proxy.accepted
+        proxy.cut()
+        await until_true(lambda: proxy.accepted > accepted)
+        proxy.heal()
+        while (await store.value()).step < 2:
+            await store.advance()
+        assert await waiting == 2
+
+
+async def test_an_outage_longer_than_max_outage_secs(own_server: Server) -> None:
+    """It ends waits and writes with the typed error; they work again when the server does. Without a server, opening ends so."""
+    async with store_of(own_server, max_outage_secs=0.3) as store:
+        wait = asyncio.ensure_future(store.wait_for(5))
+        assert await store.advance() == 1
+        await asyncio.to_thread(own_server.kill)
+        for call in (store.advance(), wait):
+            with pytest.raises(StoreUnavailableError, match=r"no connection for 0\.3 s"):
+                await call
+        await asyncio.to_thread(own_server.start)
+        await until_true(lambda: store.outage_secs is None)
+        assert await store.advance() == 2
+    await asyncio.to_thread(own_server.kill)
+
+
+@pytest.mark.parametrize("kind", ["redis", "nats"])
+async def test_no_server(kind: str) -> None:
+    """The error comes within `connect_timeout`, with the address and how to start a server; its cause is the client's error."""
+    port = free_port()
+    store = open_step_store(f"{kind}://user:secret@127.0.0.1:{port}", run="r", connect_timeout=0.1)
+    with pytest.raises(StoreUnavailableError) as raised:
+        await store.__aenter__()
+    await store.aclose()
+    assert raised.value.__cause__ is not None
+    text = str(raised.value)
+    assert f"127.0.0.1:{port}" in text
+    assert (f"redis-server --port {port}" if kind == "redis" else f"nats-server -p {port} -js -sd DIR") in text
+    assert "secret" not in text
+
+
+async def test_a_server_that_is_still_starting(own_server: Server) -> None:
+    """The first connection is tried again until `connect_timeout`."""
+    own_server.kill()
+    store = store_of(own_server, connect_timeout=3600.0)
+    opening = asyncio.ensure_future(store.__aenter__())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(own_server.start)
+    await opening
+    assert await store.advance() == 1
+    await store.aclose()
+    own_server.kill()
+
+
+async def test_closing_while_the_server_does_not_answer(own_server: Server) -> None:
+    """Closing ends, and so do all waits and calls."""
+    store = store_of(own_server)
+    await store.__aenter__()
+    (wait,) = await parked_waits(store, 5)
+    own_server.pause()
+    advance = asyncio.ensure_future(store.advance())
+    await asyncio.sleep(0)
+    await store.aclose()
+    own_server.resume()
+    for call in (wait, advance):
+        with pytest.raises(StoreClosedError):
+            await call
+    own_server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+@pytest.mark.parametrize("behind", [0, 2])
+async def test_a_failover_by_hand(tmp_path: Path, behind: int) -> None:
+    """The replica takes over behind the same address: it gets the steps that it missed, and no wait and no write is lost."""
+    for name in ("master", "replica"):
+        (tmp_path / name).mkdir()
+    with running("valkey", tmp_path / "master") as master, running("valkey", tmp_path / "replica") as replica:
+        await execute(replica, "REPLICAOF", "127.0.0.1", master.port)
+        async with (
+            Proxy.to(master.port) as address,
+            store_of(master, address.port) as trainer,
+            store_of(master, address.port) as waiter,
+        ):
+            with trainer.publisher("trainer"):
+                assert await trainer.advance(5) == 5
+                assert await execute(master, "WAIT", 1, 0) == 1
+                (waiting,) = await parked_waits(waiter, 6 + behind)
+                if behind:
+                    await execute(replica, "REPLICAOF", "NO", "ONE")
+                    assert await trainer.advance(behind) == 5 + behind
+                    await waiter.wait_for(5 + behind)
+                await asyncio.to_thread(master.kill)
+                address.target = replica.port
+                await execute(replica, "REPLICAOF", "NO", "ONE")
+                assert await trainer.advance() == 6 + behind
+                assert await waiting == 6 + behind
+                assert (await waiter.value()).step == 6 + behind
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_factories=["uvloop"])
+async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(own_server: Server, tmp_path: Path) -> None:
+    """What it has lost of the run is given back: the step, and no exit from before ends a wait."""
+    async with store_of(own_server) as a, store_of(own_server) as b:
+        a.publisher("first").close()
+        assert await a.advance(5) == 5
+        await a.flush()
+        await asyncio.to_thread(own_server.kill)
+        copy = await asyncio.to_thread(shutil.copytree, own_server.data, tmp_path / "copy")
+        await asyncio.to_thread(own_server.start)
+        with a.publisher("late"):
+            await a.flush()
+            (waiting,) = await parked_waits(b, 20)
+            assert await a.advance(5) == 10
+            await b.wait_for(10)
+            await asyncio.to_thread(own_server.kill)
+            await asyncio.to_thread(shutil.rmtree, own_server.data)
+            await asyncio.to_thread(shutil.copytree, copy, own_server.data)
+            await asyncio.to_thread(own_server.start)
+            assert (await b.value()).step == 10
+            assert await a.advance(10) == 20
+            assert await waiting == 20
+    await asyncio.to_thread(own_server.kill)
