@@ -25,18 +25,7 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, to_thread
 from aiohooks._aio.clock import wake
 from aiohooks._aio.overlap import limited
-from aiohooks._validate import check_secs
-from aiohooks.distributed.task import (
-    TaskResult,
-    TaskSpec,
-    forget_run,
-    make_spec,
-    run_task,
-    supervise,
-    task_name,
-    until_sigterm,
-    unwrap_result,
-)
+from aiohooks.distributed.task import TaskResult, TaskSpec, launch, make_spec, run_task, supervise, until_sigterm, unwrap_result
 from aiohooks.errors import InvalidArgumentError, TaskDiedError, UnsupportedSystemError
 from aiohooks.stores import MemoryStepStore, open_step_store
 
@@ -73,11 +62,7 @@ async def run_tasks(
     """
     spec = make_spec(main, args, num_workers, run, checkpoint_dir)
     async with MemoryStepStore(run=run) as store:
-
-        def run_attempt(spec: TaskSpec) -> Coroutine[Any, Any, T]:
-            return main(spec.task(store), *args)
-
-        return await supervise(run_attempt, spec, max_restarts=0, backoff=Backoff(), stop_grace_secs=2.5)
+        return await supervise(lambda task: task.call(store), spec)
 
 
 async def run_processes(
@@ -107,12 +92,12 @@ async def run_processes(
     `if __name__ == "__main__":`. The processes also find the run's address in AIOHOOKS_STEP_STORE and AIOHOOKS_RUN.
 
     Args:
-        main: a coroutine function that takes the `Task`.
-        num_workers: the number of workers besides the chief.
-        args: further arguments of `main`.
+        main: see `run_tasks`.
+        num_workers: see `run_tasks`.
+        args: see `run_tasks`.
         store: the URL of the step store; by default a local one in a new directory, which is removed afterwards.
         run: the name of the run; by default a new one, which is forgotten afterwards.
-        checkpoint_dir: the value of `Task.checkpoint_dir`.
+        checkpoint_dir: see `run_tasks`.
         max_restarts: how often each task may be restarted.
         backoff: the pauses before restarts.
         stop_grace_secs: how long a process may take to end after SIGTERM.
@@ -132,8 +117,13 @@ async def run_processes(
             "run_processes needs groups of processes as Unix has them, which this system has not; use run_tasks, or start the "
             "processes yourself, with a store that all of them reach (redis:// or nats://)"
         )
-    spec = make_spec(main, args, num_workers, run, checkpoint_dir, max_restarts, backoff, store_options)
-    check_secs(stop_grace_secs, "stop_grace_secs")
+    spec = make_spec(
+        *(main, args, num_workers, run, checkpoint_dir),
+        max_restarts=max_restarts,
+        backoff=backoff,
+        stop_grace_secs=stop_grace_secs,
+        store_options=store_options,
+    )
     if str(store).startswith("memory:"):
         raise InvalidArgumentError(f"store={store!r} is for one process; leave it out, or give local:///directory")
     # Made here as well, so that invalid options are refused once, before any process is started.
@@ -143,19 +133,14 @@ async def run_processes(
         own_dir = None
         if store is None:
             own_dir = await to_thread(lambda: tempfile.mkdtemp(prefix="aiohooks-"), grace_secs=stop_grace_secs)
-        url = store or f"local://{own_dir}"
-        observer = open_step_store(url, run=spec.run, **spec.store_options)
+        own = dataclasses.replace(spec, url=store or f"local://{own_dir}")
+        observer = open_step_store(own.url, run=spec.run, **spec.store_options)
         try:
-            run_attempt = functools.partial(run_in_process, grace_secs=stop_grace_secs, own_dir=own_dir)
-            return await supervise(
-                run_attempt, dataclasses.replace(spec, url=url), max_restarts, backoff, stop_grace_secs, observer
-            )
+            run_attempt = functools.partial(_run_in_process, own_dir=own_dir)
+            return await launch(run_attempt, own, observer, forgets=run is None and own_dir is None)
         finally:
             if own_dir is not None:
                 await to_thread(lambda: shutil.rmtree(own_dir, ignore_errors=True), grace_secs=stop_grace_secs)
-            elif run is None:
-                await forget_run(observer, stop_grace_secs)
-            await observer.aclose()
 
     return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
 
@@ -166,7 +151,7 @@ _spawn = multiprocessing.get_context("spawn")
 _start_lock = threading.Lock()
 
 
-async def run_in_process(spec: TaskSpec, grace_secs: float, own_dir: str | None = None) -> Any:
+async def _run_in_process(spec: TaskSpec, own_dir: str | None) -> Any:
     """Run a task in a new process, which has ended when this returns or raises.
 
     If this process is killed, the last of those that it has started removes the directory `own_dir`.
@@ -175,8 +160,8 @@ async def run_in_process(spec: TaskSpec, grace_secs: float, own_dir: str | None 
         TaskDiedError: the process ended without a result.
     """
     receiver, sender = _spawn.Pipe(duplex=False)
-    arguments = sender, spec, grace_secs, own_dir
-    process = _spawn.Process(target=_process_main, args=arguments, name=f"aiohooks {task_name(spec.task_id)}")
+    process = _spawn.Process(target=_process_main, args=(sender, spec, own_dir), name=f"aiohooks {spec.name}")
+    grace_secs = spec.stop_grace_secs
     sent: bytes | None = None
     received = False
     pid = code = None
@@ -194,24 +179,22 @@ async def run_in_process(spec: TaskSpec, grace_secs: float, own_dir: str | None 
             # A process that has sent its result, or has died, ends by itself.
             ending = _end_process(process, grace_secs, terminate=not received)
             code = await shielded(ending, grace_secs=2 * grace_secs + 1, what=process.name)
-    result: TaskResult | None = None if sent is None else await to_thread(_unpickle, sent, grace_secs=grace_secs)
-    if result is not None:
-        return unwrap_result(result, spec)
+    if sent is not None:
+        unpickle: Callable[[bytes], TaskResult] = cast("Any", ForkingPickler).loads
+        return unwrap_result(await to_thread(unpickle, sent, grace_secs=grace_secs), spec)
     raise TaskDiedError(
-        f"the {task_name(spec.task_id)} (process {pid}, attempt {spec.attempt}) {_describe_exit(code)}",
-        task_id=spec.task_id,
-        exit_code=code,
+        f"the {spec.name} (process {pid}, attempt {spec.attempt}) {_describe_exit(code)}", task_id=spec.task_id, exit_code=code
     )
 
 
 def _start_process(process: SpawnProcess) -> None:
-    with _start_lock:
-        try:
+    try:
+        with _start_lock:
             process.start()
-        except (AttributeError, TypeError, ValueError) as error:
-            raise InvalidArgumentError(
-                f"main or its args cannot be sent to another process ({error}): give a function of a module, and plain values"
-            ) from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"main or its args cannot be sent to another process ({error}): give a function of a module, and plain values"
+        ) from error
 
 
 _LENGTH = struct.Struct("!Q")
@@ -241,9 +224,6 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
                 return bytes(received[_LENGTH.size :])
             if not part:
                 return None
-
-
-_unpickle: Callable[[bytes], TaskResult] = cast("Any", ForkingPickler).loads
 
 
 async def _end_process(process: SpawnProcess, grace_secs: float, *, terminate: bool) -> int | None:
@@ -335,12 +315,14 @@ def _lock_directory(path: str) -> Callable[[], None]:
     return leave
 
 
-def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec, grace_secs: float, own_dir: str | None = None) -> None:
-    if hasattr(os, "setpgrp"):
-        # A process group of its own, or Ctrl-C would reach this process twice: from the terminal and from the launcher.
-        os.setpgrp()
+def _process_main(sender: connection.Connection[Any, Any], spec: TaskSpec, own_dir: str | None) -> None:
+    # A process group of its own, or Ctrl-C would reach this process twice: from the terminal and from the launcher.
+    os.setpgrp()
     leave = _lock_directory(own_dir) if own_dir is not None else bool
-    threading.Thread(target=_end_with_parent, args=(grace_secs, leave), name="aiohooks: parent's end", daemon=True).start()
+    watching = threading.Thread(
+        target=_end_with_parent, args=(spec.stop_grace_secs, leave), name="aiohooks: parent's end", daemon=True
+    )
+    watching.start()
     result = run_task(spec)
     try:
         data = ForkingPickler.dumps(result)
@@ -366,6 +348,4 @@ def _end_with_parent(grace_secs: float, leave: Callable[[], object]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         threading.Event().wait(grace_secs)
     leave()
-    if hasattr(os, "killpg"):
-        os.killpg(0, signal.SIGKILL)  # with what this process has started itself
-    os._exit(1)
+    os.killpg(0, signal.SIGKILL)  # with what this process has started itself

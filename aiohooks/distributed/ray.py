@@ -11,18 +11,8 @@ from typing import Any, TypeVar
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, to_thread, wait_done
-from aiohooks._validate import check_mapping, check_secs
-from aiohooks.distributed.task import (
-    TaskResult,
-    TaskSpec,
-    forget_run,
-    make_spec,
-    run_task,
-    supervise,
-    task_name,
-    until_sigterm,
-    unwrap_result,
-)
+from aiohooks._validate import check_mapping
+from aiohooks.distributed.task import TaskResult, TaskSpec, launch, make_spec, run_task, until_sigterm, unwrap_result
 from aiohooks.errors import InvalidArgumentError, TaskDiedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.ray import _cluster
@@ -56,16 +46,16 @@ async def run(
     Unless the program handles SIGTERM, it ends the tasks as an interrupt would, and then the program by `SystemExit`.
 
     Args:
-        main: a coroutine function that takes the `Task`.
-        num_workers: the number of workers besides the chief.
-        args: further arguments of `main`.
+        main: see `aiohooks.distributed.local.run_processes`.
+        num_workers: see there.
+        args: see there.
         address: `host:port` of a cluster; None takes RAY_ADDRESS or the cluster on this machine; "local" starts one for the
             duration of the run, which listens on the loopback interface only. A process that is part of a cluster uses that one.
         namespace: the Ray namespace of the run's actor.
-        run: the name of the run; by default a new one, which is forgotten afterwards.
+        run: see there.
         checkpoint_dir: the value of `Task.checkpoint_dir`; on several machines a directory that all of them share.
-        max_restarts: how often each task may be restarted.
-        backoff: the pauses before restarts.
+        max_restarts: see there.
+        backoff: see there.
         stop_grace_secs: how long a task may take to end after it was interrupted.
         task_options: options of `ray.remote`: `num_cpus`, `num_gpus`, `resources`, `runtime_env`, ...
         init_options: options of `ray.init`.
@@ -79,8 +69,13 @@ async def run(
         SystemExit: SIGTERM was received; the exit code is 143, as in shells.
         StoreUnavailableError: there is no such cluster.
     """
-    spec = make_spec(main, args, num_workers, run, checkpoint_dir, max_restarts, backoff, store_options)
-    check_secs(stop_grace_secs, "stop_grace_secs")
+    spec = make_spec(
+        *(main, args, num_workers, run, checkpoint_dir),
+        max_restarts=max_restarts,
+        backoff=backoff,
+        stop_grace_secs=stop_grace_secs,
+        store_options=store_options,
+    )
     check_mapping(task_options, "task_options")
     check_mapping(init_options, "init_options")
     spec = dataclasses.replace(spec, url=f"ray://{namespace}")
@@ -96,24 +91,17 @@ async def run(
     init = {**own_cluster, **(init_options or {})}
 
     async def run_all() -> list[T]:
-        run_attempt = functools.partial(_run_on_cluster, resources=resources, grace_secs=stop_grace_secs)
         await to_thread(lambda: _cluster.join(address, timeout=60.0, **init), grace_secs=60.0)
         try:
-            async with store:
-                try:
-                    return await supervise(run_attempt, spec, max_restarts, backoff, stop_grace_secs, store)
-                finally:
-                    if run is None:
-                        await forget_run(store, stop_grace_secs)
+            return await launch(functools.partial(_run_on_cluster, resources=resources), spec, store, forgets=run is None)
         finally:
             await to_thread(_cluster.leave, grace_secs=stop_grace_secs)
 
     return await until_sigterm(run_all(), f"the launcher of the run {spec.run}")
 
 
-async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any], grace_secs: float) -> Any:
-    name = task_name(spec.task_id)
-    task = _cluster.submit(_run_in_ray, spec, f"aiohooks {name}", resources)
+async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any]) -> Any:
+    task = _cluster.submit(_run_in_ray, spec, f"aiohooks {spec.name}", resources)
     reply = _cluster.result_of(task)
     try:
         result: TaskResult = await reply
@@ -122,11 +110,12 @@ async def _run_on_cluster(spec: TaskSpec, resources: Mapping[str, Any], grace_se
             raise
         message = (str(error).strip().splitlines() or [""])[0]
         raise TaskDiedError(
-            f"the {name} (attempt {spec.attempt}) died: {type(error).__name__}: {message}", task_id=spec.task_id
+            f"the {spec.name} (attempt {spec.attempt}) died: {type(error).__name__}: {message}", task_id=spec.task_id
         ) from error
     finally:
         if not reply.done() or reply.cancelled():
-            await shielded(_end_task(task, grace_secs), grace_secs=2 * grace_secs + 1, what=f"ending the {name}")
+            ending = _end_task(task, spec.stop_grace_secs)
+            await shielded(ending, grace_secs=2 * spec.stop_grace_secs + 1, what=f"ending the {spec.name}")
     return unwrap_result(result, spec)
 
 

@@ -23,6 +23,7 @@ from aiohooks._validate import (
     check_checkpoint_dir,
     check_instance,
     check_mapping,
+    check_secs,
     checked_int,
     is_coroutine_function,
 )
@@ -85,7 +86,7 @@ def task_name(task_id: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """What another process needs to run a task; all of it can be pickled."""
+    """What another process needs to run a task, and the launcher to end and restart it; all of it can be pickled."""
 
     main: Callable[..., Coroutine[Any, Any, Any]]
     args: tuple[Any, ...]
@@ -93,13 +94,21 @@ class TaskSpec:
     run: str
     checkpoint_dir: Path | None
     store_options: Mapping[str, Any]
+    max_restarts: int
+    backoff: Backoff
+    stop_grace_secs: float
     url: str = ""
     task_id: int = 0
     attempt: int = 1
 
-    def task(self, store: StepStore) -> Task:
-        """Return the argument of `main`."""
-        return Task(self.task_id, self.num_workers, store, self.checkpoint_dir, self.attempt)
+    @property
+    def name(self) -> str:
+        """The name of the task in messages."""
+        return task_name(self.task_id)
+
+    def call(self, store: StepStore) -> Coroutine[Any, Any, Any]:
+        """Call `main`."""
+        return self.main(Task(self.task_id, self.num_workers, store, self.checkpoint_dir, self.attempt), *self.args)
 
 
 def make_spec(
@@ -108,13 +117,18 @@ def make_spec(
     num_workers: object,
     run: str | None,
     checkpoint_dir: object,
+    *,
     max_restarts: object = 0,
     backoff: object = Backoff(),
+    stop_grace_secs: float = 2.5,
     store_options: Mapping[str, Any] | None = None,
 ) -> TaskSpec:
-    """Return the spec of the tasks of a run; raise `InvalidArgumentError` if an argument of the launcher is invalid.
+    """Return the spec of the tasks of a run; the parameters are those of the launchers, and the defaults those of tasks.
 
     Without a name the run gets a random one. By default waiters in its stores keep waiting for a task that is restarted.
+
+    Raises:
+        InvalidArgumentError: one is invalid.
     """
     check_callable(main, "main")
     if not is_coroutine_function(main):
@@ -125,28 +139,24 @@ def make_spec(
     except TypeError as error:
         given = f"the Task and the arguments {args!r}" if args else "the Task"
         raise InvalidArgumentError(f"main is {main!r}, which is called with {given}: {error}") from error
-    num_workers = checked_int(num_workers, "num_workers", expected="a whole number, 0 for none")
-    max_restarts = checked_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
+    counts = {"num_workers": num_workers, "max_restarts": max_restarts}
+    checked = {name: checked_int(count, name, expected="a whole number, 0 for none") for name, count in counts.items()}
     check_instance(backoff, Backoff, "backoff")
+    check_secs(stop_grace_secs, "stop_grace_secs")
     check_mapping(store_options, "store_options")
     for reserved in ("url", "run"):
         if reserved in (store_options or {}):
             raise InvalidArgumentError(f"store_options has {reserved!r}, which is an argument of the launcher")
     if checkpoint_dir is not None:
         check_checkpoint_dir(checkpoint_dir)
-    # Absolute, because other processes may have another working directory.
-    directory = None if checkpoint_dir is None else Path(os.path.abspath(cast("str | os.PathLike[str]", checkpoint_dir)))
-    name = f"run-{secrets.token_hex(4)}" if run is None else run
-    options = {"on_lost": "keep", **(store_options or {})}
-    return TaskSpec(cast("Any", main), cast("Any", args), cast("int", num_workers), name, directory, options)
-
-
-async def forget_run(store: StepStore, grace_secs: float) -> None:
-    """Delete a run whose name was random, or log why that failed."""
-    try:
-        await shielded(store.forget(), grace_secs=grace_secs, what=f"forgetting the run {store.run}")
-    except StoreUnavailableError as error:
-        _logger.warning("the run %s could not be deleted: %s", store.run, error)
+        # Absolute, because other processes may have another working directory.
+        checkpoint_dir = Path(os.path.abspath(cast("str | os.PathLike[str]", checkpoint_dir)))
+    return TaskSpec(
+        **cast("dict[str, Any]", {"main": main, "args": args, "checkpoint_dir": checkpoint_dir, "backoff": backoff, **checked}),
+        run=f"run-{secrets.token_hex(4)}" if run is None else run,
+        store_options={"on_lost": "keep", **(store_options or {})},
+        stop_grace_secs=stop_grace_secs,
+    )
 
 
 # In the task's process.
@@ -172,19 +182,17 @@ def run_task(spec: TaskSpec) -> TaskResult:
         return TaskResult(None)
     except Exception as error:
         return TaskResult(None, _picklable(error), traceback.format_exc())
-    finally:
+    finally:  # a process of Ray's runs other tasks later
         for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+            os.environ.pop(name)
+            os.environ |= {} if value is None else {name: value}
 
 
 async def _call_main(spec: TaskSpec) -> Any:
     # The asyncio task gets the name because it is part of a session's messages, and each process has a Task-1.
-    current_task().set_name(task_name(spec.task_id))
+    current_task().set_name(spec.name)
     async with open_step_store(spec.url, run=spec.run, **spec.store_options) as store:
-        return await spec.main(spec.task(store), *spec.args)
+        return await spec.call(store)
 
 
 def _picklable(error: Exception) -> Exception:
@@ -202,34 +210,40 @@ def unwrap_result(result: TaskResult, spec: TaskSpec) -> Any:
     if result.error is None:
         return result.value
     trace = f":\n{result.trace}" if result.trace else ""
-    add_note(result.error, f"in the {task_name(spec.task_id)}, attempt {spec.attempt}{trace}")
+    add_note(result.error, f"in the {spec.name}, attempt {spec.attempt}{trace}")
     raise result.error
 
 
 # In the launcher.
 
 
+async def launch(
+    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]], spec: TaskSpec, store: StepStore, *, forgets: bool
+) -> list[T]:
+    """Like `supervise`; at the end the run is deleted if its name was random, and the store is closed."""
+    try:
+        return await supervise(run_attempt, spec, store)
+    finally:
+        if forgets:
+            try:
+                await shielded(store.forget(), grace_secs=spec.stop_grace_secs, what=f"forgetting the run {store.run}")
+            except StoreUnavailableError as error:
+                _logger.warning("the run %s could not be deleted: %s", store.run, error)
+        await store.aclose()
+
+
 async def supervise(
-    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]],
-    spec: TaskSpec,
-    max_restarts: int,
-    backoff: Backoff,
-    stop_grace_secs: float,
-    store: StepStore | None = None,
+    run_attempt: Callable[[TaskSpec], Coroutine[Any, Any, T]], spec: TaskSpec, store: StepStore | None = None
 ) -> list[T]:
     """Run the chief and all workers, restart those that die, and return their results, the chief's first.
 
     A worker that ends while the chief is dead is restarted as well: the next one restores a checkpoint, and the run is not done.
-
     When one fails the others are cancelled.
 
     Args:
         run_attempt: runs one attempt of a task. It raises `TaskDiedError` if the process of the task ends without a result;
             cancelled, it ends that process.
         spec: the spec of all tasks.
-        max_restarts: how often each task may be restarted.
-        backoff: the pauses before restarts.
-        stop_grace_secs: how long a task may take to end after a cancellation, before it is killed.
         store: that of the run, to see whether a chief that has died has a successor; closed by the caller.
 
     Raises:
@@ -237,7 +251,6 @@ async def supervise(
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
-
     dead_chiefs_term = 0
 
     async def run_with_restarts(task_id: int) -> T:
@@ -252,8 +265,8 @@ async def supervise(
                 reason = f"the {task_name(task_id)} has ended while the chief is dead and the run is not done"
             except TaskDiedError as error:
                 deaths += 1
-                if deaths > max_restarts:
-                    add_note(error, f"not restarted again after {max_restarts} restarts")
+                if deaths > spec.max_restarts:
+                    add_note(error, f"not restarted again after {spec.max_restarts} restarts")
                     raise
                 reason = str(error)
                 if task_id == 0:
@@ -262,7 +275,7 @@ async def supervise(
                 if results and is_clean_end(error):
                     return results[-1]  # the next chief has finished meanwhile
                 raise
-            secs = backoff.pause_secs(attempt)
+            secs = spec.backoff.pause_secs(attempt)
             _logger.warning("%s; restarting it in %.1f s, attempt %d", reason, secs, attempt + 1)
             await sleep(secs)
             attempt += 1
@@ -280,7 +293,7 @@ async def supervise(
     finally:
         for task in tasks:
             task.cancel()
-        await shielded(wait_done(tasks, None), grace_secs=2 * stop_grace_secs + 5.0, what="ending the tasks of a run")
+        await shielded(wait_done(tasks, None), grace_secs=2 * spec.stop_grace_secs + 5.0, what="ending the tasks of a run")
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if not errors and any(task.cancelled() for task in tasks):
         errors = [TaskDiedError(f"the {task.get_name()} was cancelled from outside") for task in tasks if task.cancelled()]

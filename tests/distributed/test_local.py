@@ -103,11 +103,8 @@ async def test_a_worker_that_ends_while_the_chief_is_dead(successor: str, result
     async with MemoryStepStore() as store:
         found = await supervise(
             lambda spec: worker(spec.attempt) if spec.task_id else chief(spec.attempt),
-            make_spec(_no_task, (), 1, None, None),
-            max_restarts=1,
-            backoff=NO_PAUSES,
-            stop_grace_secs=1.0,
-            store=store,
+            make_spec(_no_task, (), 1, None, None, max_restarts=1, backoff=NO_PAUSES, stop_grace_secs=1.0),
+            store,
         )
     assert found == [2, result]
 
@@ -154,6 +151,14 @@ async def test_bad_mains() -> None:
     assert isinstance(caught.value.exceptions[0], InvalidArgumentError)
 
 
+needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs os.pidfd_open of Linux")
+
+
+def marked(test: Any) -> Any:
+    """Mark a slow test for which one loop is enough."""
+    return pytest.mark.slow(pytest.mark.asyncio(loop_factories=["asyncio"])(test))
+
+
 @pytest.mark.slow
 async def test_processes(tmp_path: Path) -> None:
     """Each task has its own process and store, and its result is returned."""
@@ -164,63 +169,49 @@ async def test_processes(tmp_path: Path) -> None:
     assert all(one["run"] == "three" and one["checkpoint_dir"] == tmp_path and one["attempt"] == 1 for one in found)
 
 
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_processes_find_the_run_in_their_environment() -> None:
-    """`open_step_store()` without arguments opens the store of the run."""
-    assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalStepStore"]
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_a_run_without_a_name_is_forgotten(tmp_path: Path) -> None:
-    """A run with a random name is deleted, a named one stays. The asyncio tasks have the names of the tasks."""
+@marked
+async def test_the_run_of_processes(tmp_path: Path) -> None:
+    """`open_step_store()` opens it. With a random name it is deleted, with another it stays. The asyncio tasks have names."""
     store = f"local://{tmp_path}"
+    assert await run_processes(distributed_tasks.finds_the_run, num_workers=0) == ["LocalStepStore"]
     assert await run_processes(distributed_tasks.returns_its_name, num_workers=1, store=store) == ["chief", "worker 1"]
     assert os.listdir(tmp_path) == []
     await run_processes(distributed_tasks.returns_its_name, num_workers=0, store=store, run="digits")
     assert os.listdir(tmp_path) == ["digits"]
 
 
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-@pytest.mark.parametrize("how", ["kill", "exit", "end before main does"])
-async def test_a_process_that_dies_is_restarted(how: str) -> None:
-    """The restarted task has the next attempt; the others continue."""
-    assert await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 2), backoff=NO_PAUSES) == [1, 3]
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_factories=["asyncio"])
+@marked
 @pytest.mark.parametrize(
-    ("how", "message", "code"), [("kill", "was killed by SIGKILL", -9), ("exit", "ended with exit code 3", 3)]
+    ("how", "message", "code"),
+    [
+        ("kill", "was killed by SIGKILL", -9),
+        ("exit", "ended with exit code 3", 3),
+        ("end before main does", "ended with exit code 0, before main had ended", 0),
+    ],
 )
-async def test_a_process_that_dies_too_often(how: str, message: str, code: int) -> None:
-    """The error names task, process, attempt and cause of death."""
+async def test_a_process_that_dies(how: str, message: str, code: int) -> None:
+    """It is restarted with the next attempt, and the others continue. If it dies too often the error names all of that."""
+    options: dict[str, Any] = {"num_workers": 1, "backoff": NO_PAUSES}
+    assert await run_processes(distributed_tasks.dies, args=(how, 2), **options) == [1, 3]
     with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as caught:
-        await run_processes(distributed_tasks.dies, num_workers=1, args=(how, 9), max_restarts=1, backoff=NO_PAUSES)
+        await run_processes(distributed_tasks.dies, args=(how, 9), max_restarts=1, **options)
     (error,) = caught.value.exceptions
     assert isinstance(error, TaskDiedError)
     assert (error.task_id, error.exit_code) == (1, code)
-    assert message in str(error)
-    assert "attempt 2" in str(error)
+    assert "worker 1" in str(error)
+    assert f"attempt 2) {message}" in str(error)
+    assert error.__notes__ == ["not restarted again after 1 restarts"]
 
 
 @pytest.mark.slow
 async def test_a_process_that_fails() -> None:
-    """The error of `main` is raised with its traceback; the others are ended, and nothing is restarted."""
+    """The error of `main` is raised with its traceback, and the others are ended; so is a result that cannot be pickled."""
     with pytest.raises(ExceptionGroup, match="1 of 3 tasks failed") as caught:
         await run_processes(distributed_tasks.fails, num_workers=2)
     (error,) = caught.value.exceptions
     assert isinstance(error, ValueError)
     assert "in the worker 1, attempt 1" in error.__notes__[0]
     assert "tasks.py" in error.__notes__[0]
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_a_result_that_cannot_be_pickled() -> None:
-    """It ends the run with an error, instead of a wait."""
     with pytest.raises(ExceptionGroup) as caught:
         await run_processes(distributed_tasks.returns_a_lock, num_workers=0)
     assert "what main returned cannot be sent" in str(caught.value.exceptions[0])
@@ -261,9 +252,6 @@ async def wait_ended(pid: int) -> None:
     finally:
         asyncio.get_running_loop().remove_reader(process)
         os.close(process)
-
-
-needs_pidfd = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs os.pidfd_open of Linux")
 
 
 @pytest.mark.slow
@@ -333,45 +321,24 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
                     os.killpg(launcher.pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@marked
 @needs_pidfd
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_the_processes_end_with_a_killed_launcher(tmp_path: Path) -> None:
-    """After a SIGKILL of the launcher its processes end, and the last one removes its directory."""
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGKILL of one that has forked", "SIGTERM"])
+async def test_the_processes_end_with_their_launcher(tmp_path: Path, end: str) -> None:
+    """However it ends, also where a process that it has forked holds its pipes; its directory is removed by the last one."""
     async with launched(tmp_path) as (launcher, pids):
         assert os.listdir(tmp_path / "temporary") != []
-        launcher.kill()
+        if "forked" in end:
+            assert launcher.stdin is not None
+            assert launcher.stdout is not None
+            launcher.stdin.write(b"fork\n")
+            launcher.stdin.flush()
+            assert await asyncio.to_thread(launcher.stdout.readline) == b"forked\n"
+        launcher.send_signal(signal.SIGTERM if end == "SIGTERM" else signal.SIGKILL)
         for pid in pids:
             await wait_ended(pid)
-    assert os.listdir(tmp_path / "temporary") == []
-
-
-@pytest.mark.slow
-@needs_pidfd
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_the_processes_end_with_a_killed_launcher_that_has_forked(tmp_path: Path) -> None:
-    """After a SIGKILL of the launcher its processes end, although a process that it has forked holds all of its pipes."""
-    async with launched(tmp_path) as (launcher, pids):
-        assert launcher.stdin is not None
-        assert launcher.stdout is not None
-        launcher.stdin.write(b"fork\n")
-        launcher.stdin.flush()
-        assert await asyncio.to_thread(launcher.stdout.readline) == b"forked\n"
-        launcher.kill()
-        for pid in pids:
-            await wait_ended(pid)
-
-
-@pytest.mark.slow
-@needs_pidfd
-@pytest.mark.asyncio(loop_factories=["asyncio"])
-async def test_a_launcher_that_gets_sigterm(tmp_path: Path) -> None:
-    """It ends its processes, removes its directory, and exits with the code of the signal."""
-    async with launched(tmp_path) as (launcher, pids):
-        launcher.terminate()
-        for pid in pids:
-            await wait_ended(pid)
-        assert await asyncio.to_thread(launcher.wait) == 128 + signal.SIGTERM
+        if end == "SIGTERM":
+            assert await asyncio.to_thread(launcher.wait) == 128 + signal.SIGTERM
     assert os.listdir(tmp_path / "temporary") == []
 
 
@@ -390,7 +357,7 @@ def test_the_view_of_what_is_sent_is_released(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(os, "setpgrp", lambda: None)
     receiver, sender = multiprocessing.Pipe(duplex=False)
     with receiver:
-        local._process_main(sender, None, 1.0)  # type: ignore[arg-type]
+        local._process_main(sender, make_spec(_no_task, (), 0, None, None), None)
         assert os.read(receiver.fileno(), 100).endswith(b"a result")
     with pytest.raises(ValueError, match="released"):
         len(views[0])
