@@ -16,8 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import hypercorn.asyncio
 import uvicorn
@@ -79,6 +78,34 @@ def print_held() -> None:
 
 
 Loop = Callable[[ah.AsyncMonitoredSession], Awaitable[None]]
+Make = Callable[[Hold, str], tuple[ah.AsyncMonitoredSession, Loop]]
+"""Makes a session that is held in its phase, and its loop of steps; gets the directory of its checkpoints as well."""
+
+
+class Phase(NamedTuple):
+    """A phase of the session's life."""
+
+    make: Make
+    reason: str
+    """What clients get that wait for a step."""
+    notifies: bool
+    """Whether something in the session prints that it is in the phase; otherwise it is there from the beginning, or has ended."""
+    ends: bool
+    """Whether the loop ends the session before the signal."""
+
+
+PHASES: dict[str, Phase] = {}
+"""The session's life in order."""
+
+
+def phase(name: str, reason: str = SIGTERM, *, notifies: bool = True, ends: bool = False) -> Callable[[Make], Make]:
+    """Register a phase."""
+
+    def add(make: Make) -> Make:
+        PHASES[name] = Phase(make, reason, notifies, ends)
+        return make
+
+    return add
 
 
 async def wait_for_feeds(session: ah.AsyncMonitoredSession) -> None:
@@ -86,22 +113,35 @@ async def wait_for_feeds(session: ah.AsyncMonitoredSession) -> None:
     await session.until(asyncio.Event().wait())
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A session that is held in its phase.
+async def keep_stepping(session: ah.AsyncMonitoredSession) -> None:
+    """Make one step after the other."""
+    async for _ in session.steps("train"):
+        await asyncio.sleep(0)
 
-    Attributes:
-        session: the session.
-        loop: its loop of steps.
-        notifies: whether something in the session prints that it is in the phase; otherwise it is there from the beginning, or
-            with `ends` once it has ended.
-        ends: whether the loop ends the session before the signal.
-    """
 
-    session: ah.AsyncMonitoredSession
-    loop: Loop = wait_for_feeds
-    notifies: bool = True
-    ends: bool = False
+def after_hold(hold: Hold, then: Loop) -> Loop:
+    """Return a loop that begins when the session may enter the phase."""
+
+    async def loop(session: ah.AsyncMonitoredSession) -> None:
+        await hold.wait_entered()
+        await then(session)
+
+    return loop
+
+
+def run_once(fetch: str) -> Loop:
+    """Return a loop that makes one run, and then waits for feeds."""
+
+    async def loop(session: ah.AsyncMonitoredSession) -> None:
+        await session.run(fetch)
+        await wait_for_feeds(session)
+
+    return loop
+
+
+async def stop_itself(session: ah.AsyncMonitoredSession) -> None:
+    """Stop the session, and return."""
+    session.request_stop("enough")
 
 
 def model() -> ah.Graph:
@@ -118,8 +158,7 @@ def model() -> ah.Graph:
 
 async def save(directory: str) -> None:
     """Make a checkpoint to restore."""
-    creator = ah.ChiefSessionCreator(model(), checkpoint_dir=directory)
-    async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook(every=ah.Every(steps=1))]) as session:
+    async with session_of(saved_model(directory), ah.CheckpointSaverHook(every=ah.Every(steps=1))) as session:
         await session.run("train")
 
 
@@ -159,117 +198,90 @@ class HoldingDisk:
         return held
 
 
-# -- the phases
+def session_of(source: Any, *hooks: ah.SessionRunHook, **options: Any) -> ah.AsyncMonitoredSession:
+    """Make the session."""
+    return ah.AsyncMonitoredSession(source, hooks, **options)
 
 
-def engine(hold: Hold, directory: str) -> Held:
-    """The engine of the step store does not answer."""
-    store = ah.open_step_store("redis://127.0.0.1:1")
-    return Held(ah.AsyncMonitoredSession(model(), global_step=store), notifies=False)
+def saved_model(directory: str) -> ah.ChiefSessionCreator:
+    """Return what creates a session with checkpoints."""
+    return ah.ChiefSessionCreator(model(), checkpoint_dir=directory)
 
 
-def chief(hold: Hold, directory: str) -> Held:
-    """A worker waits for its chief."""
-    return Held(ah.AsyncMonitoredSession(ah.WorkerSessionCreator(model(), variables=ah.Variables())), notifies=False)
+# The phases.
 
 
-def restoring(hold: Hold, directory: str) -> Held:
-    """A slow disk, when a checkpoint is restored."""
-    Saver._fs = HoldingDisk(hold, "read", immediately=True)
-    return Held(ah.AsyncMonitoredSession(ah.ChiefSessionCreator(model(), checkpoint_dir=directory)))
-
-
-def in_hook(method: str) -> Callable[[Hold, str], Held]:
+def in_hook(method: str, then: Loop) -> Make:
     """Return a phase inside a hook."""
-
-    def make(hold: Hold, directory: str) -> Held:
-        async def run_once(session: ah.AsyncMonitoredSession) -> None:
-            await hold.wait_entered()
-            await session.run("train")
-            await wait_for_feeds(session)
-
-        return Held(ah.AsyncMonitoredSession(model(), [HoldingHook(hold, method)]), run_once)
-
-    return make
+    return lambda hold, directory: (session_of(model(), HoldingHook(hold, method)), after_hold(hold, then))
 
 
-def in_hook_after_stop(method: str) -> Callable[[Hold, str], Held]:
-    """Return a phase inside a hook of a session that was stopped before the signal."""
-
-    def make(hold: Hold, directory: str) -> Held:
-        return Held(ah.AsyncMonitoredSession(model(), [HoldingHook(hold, method)]), stopping_itself(hold))
-
-    return make
+phase("begin")(in_hook("begin", wait_for_feeds))
 
 
-def stopping_itself(hold: Hold) -> Loop:
-    """Return a loop that stops the session and returns."""
-
-    async def loop(session: ah.AsyncMonitoredSession) -> None:
-        await hold.wait_entered()
-        session.request_stop("enough")
-
-    return loop
+@phase("waiting for the engine", notifies=False)
+def _engine(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    return session_of(model(), global_step=ah.open_step_store("redis://127.0.0.1:1")), wait_for_feeds
 
 
-def idle(hold: Hold, directory: str) -> Held:
-    """The loop waits for feeds."""
-    return Held(ah.AsyncMonitoredSession(model()), notifies=False)
+@phase("waiting for the chief", notifies=False)
+def _chief(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    return session_of(ah.WorkerSessionCreator(model(), variables=ah.Variables())), wait_for_feeds
 
 
-def stepping(hold: Hold, directory: str) -> Held:
-    """One step after the other."""
-
-    async def loop(session: ah.AsyncMonitoredSession) -> None:
-        async for _ in session.steps("train"):
-            await asyncio.sleep(0)
-
-    return Held(ah.AsyncMonitoredSession(model()), loop, notifies=False)
+@phase("restoring")
+def _restoring(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    Saver._fs = HoldingDisk(hold, "read", immediately=True)
+    return session_of(saved_model(directory)), wait_for_feeds
 
 
-def long_step(hold: Hold, directory: str) -> Held:
-    """A step that never ends, and is cancelled after the grace period."""
+phase("created")(in_hook("after_create_session", wait_for_feeds))
 
-    async def step() -> dict[str, int]:
+
+@phase("waiting for feeds", notifies=False)
+def _idle(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    return session_of(model()), wait_for_feeds
+
+
+@phase("stepping", notifies=False)
+def _stepping(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    return session_of(model()), keep_stepping
+
+
+phase("before a run")(in_hook("before_run", run_once("train")))
+
+
+@phase("in a long step")
+def _long_step(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    async def step() -> dict[str, int]:  # is cancelled after the grace period
         await hold.wait_entered()
         print_held()
         await asyncio.Event().wait()
         return {"loss": 0}
 
-    async def loop(session: ah.AsyncMonitoredSession) -> None:
-        await session.run("loss")
-
-    return Held(ah.AsyncMonitoredSession(step), loop)
+    return session_of(step), run_once("loss")
 
 
-def computing(hold: Hold, directory: str) -> Held:
-    """A step that computes, and so stops the loop."""
-
-    async def step() -> dict[str, int]:
+@phase("in a step that computes")
+def _computing(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    async def step() -> dict[str, int]:  # and so stops the loop
         print_held()
         while not session.should_stop():
             pass
         return {"loss": 0}
 
-    async def loop(session: ah.AsyncMonitoredSession) -> None:
-        await hold.wait_entered()
-        await session.run("loss")
-
-    session = ah.AsyncMonitoredSession(step)
-    return Held(session, loop)
+    session = session_of(step)
+    return session, after_hold(hold, run_once("loss"))
 
 
-def saving(hold: Hold, directory: str) -> Held:
-    """A slow disk, when a checkpoint is written."""
+phase("after a run")(in_hook("after_run", run_once("train")))
 
-    async def loop(session: ah.AsyncMonitoredSession) -> None:
-        await hold.wait_entered()
-        async for _ in session.steps("train"):
-            await asyncio.sleep(0)
 
+@phase("saving")
+def _saving(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
     Saver._fs = HoldingDisk(hold, "fsync", immediately=False)
-    creator = ah.ChiefSessionCreator(model(), checkpoint_dir=directory)
-    return Held(ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook(every=ah.Every(steps=1))]), loop)
+    saver = ah.CheckpointSaverHook(every=ah.Every(steps=1))
+    return session_of(saved_model(directory), saver), after_hold(hold, keep_stepping)
 
 
 class HeldPause(ah.Backoff):
@@ -281,78 +293,56 @@ class HeldPause(ah.Backoff):
         return 3600
 
 
-def recovering(backoff: ah.Backoff, hold_in: str) -> Callable[[Hold, str], Held]:
+def recovering(backoff: ah.Backoff, hold_in: str) -> Make:
     """Return a phase inside a recovery."""
 
-    def make(hold: Hold, directory: str) -> Held:
-        failed = False
+    def make(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+        failures = [ah.AbortedError("the run was lost")]
 
         async def step() -> dict[str, int]:
-            nonlocal failed
-            if not failed:
-                failed = True
-                raise ah.AbortedError("the run was lost")
+            if failures:
+                raise failures.pop()
             return {"loss": 0}
 
-        async def loop(session: ah.AsyncMonitoredSession) -> None:
-            await hold.wait_entered()
-            await session.run("loss")
-            await wait_for_feeds(session)
-
-        recovery = ah.RecoveryPolicy(backoff=backoff)
-        return Held(ah.AsyncMonitoredSession(step, [HoldingHook(hold, hold_in, 2)], recovery=recovery), loop)
+        policy = ah.RecoveryPolicy(backoff=backoff)
+        return session_of(step, HoldingHook(hold, hold_in, 2), recovery=policy), after_hold(hold, run_once("loss"))
 
     return make
 
 
-def ended(hold: Hold, directory: str) -> Held:
-    """The session has ended."""
-    return Held(ah.AsyncMonitoredSession(model()), stopping_itself(hold), notifies=False, ends=True)
+phase("pause before a recovery")(recovering(HeldPause(), ""))
+phase("recovering")(recovering(ah.Backoff(0, 0), "after_create_session"))
+phase("stopping", EARLIER)(in_hook("end", stop_itself))
+phase("closing", EARLIER)(in_hook("close", stop_itself))
 
 
-def failed(hold: Hold, directory: str) -> Held:
-    """The session has failed."""
+@phase("ended", EARLIER, notifies=False, ends=True)
+def _ended(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    return session_of(model()), after_hold(hold, stop_itself)
 
-    async def loop(session: ah.AsyncMonitoredSession) -> None:
-        await hold.wait_entered()
+
+@phase("failed", FAILED, notifies=False, ends=True)
+def _failed(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    async def fail(session: ah.AsyncMonitoredSession) -> None:
         raise OSError("out of paper")
 
-    return Held(ah.AsyncMonitoredSession(model()), loop, notifies=False, ends=True)
+    return session_of(model()), after_hold(hold, fail)
 
 
-PHASES: dict[str, tuple[Callable[[Hold, str], Held], str]] = {
-    "begin": (in_hook("begin"), SIGTERM),
-    "waiting for the engine": (engine, SIGTERM),
-    "waiting for the chief": (chief, SIGTERM),
-    "restoring": (restoring, SIGTERM),
-    "created": (in_hook("after_create_session"), SIGTERM),
-    "waiting for feeds": (idle, SIGTERM),
-    "stepping": (stepping, SIGTERM),
-    "before a run": (in_hook("before_run"), SIGTERM),
-    "in a long step": (long_step, SIGTERM),
-    "in a step that computes": (computing, SIGTERM),
-    "after a run": (in_hook("after_run"), SIGTERM),
-    "saving": (saving, SIGTERM),
-    "pause before a recovery": (recovering(HeldPause(), ""), SIGTERM),
-    "recovering": (recovering(ah.Backoff(0, 0), "after_create_session"), SIGTERM),
-    "stopping": (in_hook_after_stop("end"), EARLIER),
-    "closing": (in_hook_after_stop("close"), EARLIER),
-    "ended": (ended, EARLIER),
-    "failed": (failed, FAILED),
-}
-"""The session's life in order, and what clients get that wait for a step."""
+# The server.
 
 
-def make_app(held: Held, hold: Hold) -> Starlette:
+def make_app(phase: Phase, hold: Hold, directory: str) -> Starlette:
     """Make the application around the service of a session."""
-    service = SessionService(held.session, held.loop, grace_secs=GRACE_SECS, max_streams=BACKLOG)
+    session, loop = phase.make(hold, directory)
+    service = SessionService(session, loop, grace_secs=GRACE_SECS, max_streams=BACKLOG)
 
     async def go(request: Request) -> JSONResponse:
         hold.enter()
-        if held.ends:
+        if phase.ends:
             assert service._runner is not None
             await service._runner.ended.wait()
-        if not held.notifies:
+        if not phase.notifies:
             print_held()
         return JSONResponse({})
 
@@ -379,13 +369,11 @@ def serve(server: str, app: Starlette, listener: socket.socket) -> None:
 
 def main() -> None:
     """Serve until a signal."""
-    server, phase, fd = sys.argv[1:]
+    server, name, fd = sys.argv[1:]
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         asyncio.run(save(directory))
-        hold = Hold()
-        make_held, _ = PHASES[phase]
-        serve(server, make_app(make_held(hold, directory), hold), socket.socket(fileno=int(fd)))
+        serve(server, make_app(PHASES[name], Hold(), directory), socket.socket(fileno=int(fd)))
 
 
 if __name__ == "__main__":

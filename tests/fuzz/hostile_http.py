@@ -17,15 +17,16 @@ import contextlib
 import logging
 import os
 import platform
+import random
 import re
 import secrets
 import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Literal, NamedTuple
+from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,49 +34,200 @@ from starlette.routing import Mount
 
 import aiohooks as ah
 from aiohooks.adapters.asgi import SessionService
-from tests.fuzz.hostile_requests import MARK, Request, requests
+from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
 CLIENTS = 16
 VALID_EVERY = 25
 """The number of hostile requests after which a valid one is sent."""
+MARK = "hostile-position"
+"""Part of every invented header; it must not be in a header of the reply."""
+
+ENDPOINTS = ("health", "ready", "progress", "events", "steps/0", "steps/1", "", "page.js", "page.css", "nowhere")
+PATHS = (
+    "../../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/", "....//....//etc/passwd", "/etc/passwd",
+    "\\..\\..\\windows", "page.js/../../app.py", "page.js%00.html", "_page/index.html", "steps/1/../../health", "steps/",
+    "steps", "steps//1", "steps/1/", "steps/1;a=b", "steps/%31", "health%0d%0aX-Injected:%20" + MARK, "%0d%0a%0d%0a<script>",
+    "steps/%3Cscript%3Ealert(1)%3C/script%3E", "%ff%fe", "%c0%ae%c0%ae/", "%u002e", "?" * 2000, "a" * 50_000, "/" * 3000,
+    ".git/config", "__class__", "{0.__class__}", "%s%s%n", "$(id)", "`id`", "' OR 1=1 --", "server-status", "favicon.ico",
+)  # fmt: skip
+STEPS = (
+    "-1", "-0", "+1", "1e3", "1.5", "0x10", "NaN", "inf", "null", "true", "9" * 17, "9" * 4301, "9" * 30_000,
+    "9007199254740992",
+    "18446744073709551616", "-9223372036854775809", "٣", "²", "Ⅷ", "\uff11\uff12", "\u202e1", "1\u0000",
+    "😀", "1_000",
+    " 1", "1 ", "[1]", "{}", "1,2", "%00", "1\n", "1\r\nX-Injected: " + MARK,
+)  # fmt: skip
+QUERIES = (
+    "timeout=-1", "timeout=nan", "timeout=inf", "timeout=1e309", "timeout=", "timeout=x", "timeout=1&timeout=2", "timeout=٣",
+    "timeout=" + "9" * 5000, "timeout=0x1", "timeout=1;drop", "timeout[]=1", "timeout=0", "timeout=0.0",
+    "timeout=%00", "&" * 5000,
+    "a=b&" * 5000, "=" * 3000, "timeout=1%0d%0aX-Injected: " + MARK, "%", "%%%", "timeout=86401",
+)  # fmt: skip
+METHODS = (
+    "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get", "GETT", "G", "X" * 3000, "PRI", "MKCOL",
+)  # fmt: skip
+HOSTS = (
+    "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "localhost@evil.example", "evil.example#localhost",
+    "localhost:80:80", "localhost:", "localhost:99999999", "2130706433", "0x7f000001", "127.1", "[::1", "::1", "",
+    " ", "*", "null",
+    "localhost/../", "localhost\tx", "localhost,evil.example", "a" * 5000, "ⓛocalhost", "xn--lcalhost-",
+    ".localhost", "localhost.",
+)  # fmt: skip
+HEADERS = (
+    "Origin: http://evil.example", "Origin: null", "Origin: http://localhost.evil.example", "Sec-Fetch-Site: cross-site",
+    "Sec-Fetch-Site: same-site", "Sec-Fetch-Site: Same-Origin", "Host: evil.example", "Host: localhost", "Content-Length: -1",
+    "Content-Length: 99999999999999999999", "Content-Length: 5\r\nContent-Length: 6", "Transfer-Encoding: chunked",
+    "Transfer-Encoding: chunked, identity\r\nContent-Length: 3", "Expect: 100-continue",
+    "Upgrade: websocket\r\nConnection: Upgrade",
+    "Upgrade: h2c", "Range: bytes=0-0,1-1,2-2," * 100, "X-Forwarded-For: 127.0.0.1", "X-Forwarded-Host: evil.example",
+    "X-Forwarded-Proto: https", "X-HTTP-Method-Override: DELETE", "Cookie: " + "a=b; " * 3000, "Authorization: Bearer ",
+    "Authorization: Basic dGVzdDp0ZXN0", "Authorization: Bearer " + "x" * 5000, "Accept: " + "*/*, " * 3000,
+    "X-Big: " + "b" * 70_000,
+    "X-Nul: a\0b", "X-Bare: a\rb", " folded", "NoColon", ": empty", "X-Space : a", "If-None-Match: *",
+    "TE: trailers", "Via: " + MARK,
+    "User-Agent: \x1b[31m" + MARK, "X-Latin: \xe9\xff", "X-Many: a\r\n" * 90 + "X-Many: b",
+    "Referer: http://evil.example/" + MARK,
+)  # fmt: skip
+RAW = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\r\n\r\n",
+    b"\0" * 200, b"\r\n" * 500,
+    b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n", b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\xff" * 1000,
+    b"GET / HTTP/1.1 HTTP/1.1\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"*1\r\n$4\r\nINFO\r\n",
+    b"GET  /  HTTP/1.1\r\n\r\n", b"A" * 100_000,
+)  # fmt: skip
+
+
+# The requests.
+
+Behaviour = Literal["reads", "leaves", "resets", "stops halfway", "does not read", "sends slowly"]
+HASTY: tuple[Behaviour, ...] = ("leaves", "resets", "does not read")
+
+
+class Request(NamedTuple):
+    """The bytes to send, and the behaviour of the sender."""
+
+    kind: str
+    data: bytes
+    behaviour: Behaviour = "reads"
+
+
+def _head(method: str, path: str, *more: str, host: str = "localhost", close: bool = True) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", *more, *(["Connection: close"] if close else [])]
+    return "\r\n".join(lines).encode("utf-8", "surrogatepass") + b"\r\n\r\n"
+
+
+Made = bytes | tuple[bytes, Behaviour]
+"""The bytes of a client that reads, or of one that behaves otherwise."""
+
+
+def _path(order: random.Random, base: str) -> Made:
+    text = order.choice(PATHS)
+    if order.random() < 0.3:
+        text = quote(bytes(order.randrange(256) for _ in range(order.randrange(1, 60))))
+    return _head(order.choice(("GET", "HEAD")), base + text)
+
+
+def _step(order: random.Random, base: str) -> Made:
+    text = order.choice(STEPS)
+    return _head("GET", f"{base}steps/{text if order.random() < 0.3 else quote(text)}")
+
+
+def _query(order: random.Random, base: str) -> Made:
+    # The step is reached already, so a query that is accepted is answered immediately as well.
+    return _head("GET", f"{base}steps/{order.choice(('0', '1'))}?{quote(order.choice(QUERIES), safe='=&%')}")
+
+
+def _method(order: random.Random, base: str) -> Made:
+    body = order.choice((b"", b"body"))
+    return _head(order.choice(METHODS), base + order.choice(ENDPOINTS), *(["Content-Length: 4"] if body else [])) + body
+
+
+def _host(order: random.Random, base: str) -> Made:
+    return _head(order.choice(("GET", "HEAD", "POST")), base + order.choice(ENDPOINTS), host=order.choice(HOSTS))
+
+
+def _header(order: random.Random, base: str) -> Made:
+    more = order.sample(HEADERS, order.randrange(1, 4))
+    data = _head("GET", base + order.choice([one for one in ENDPOINTS if one != "events"]), *more)
+    # A header may announce a body, which is not sent: then the client leaves.
+    return data, "leaves" if "Length" in "".join(more) else "reads"
+
+
+def _raw(order: random.Random, base: str) -> Made:
+    data = order.choice(RAW)
+    return order.randbytes(order.randrange(1, 3000)) if order.random() < 0.3 else data, "stops halfway"
+
+
+def _broken(order: random.Random, base: str) -> Made:
+    data = bytearray(_head("GET", base + order.choice(ENDPOINTS), order.choice(HEADERS)))
+    for _ in range(order.randrange(1, 6)):
+        data[order.randrange(len(data))] = order.randrange(256)
+    return bytes(data), "stops halfway"
+
+
+def _waiter(order: random.Random, base: str) -> Made:
+    return _head("GET", f"{base}steps/{order.randrange(10**9, 2**53)}"), order.choice(HASTY)
+
+
+def _follower(order: random.Random, base: str) -> Made:
+    return _head("GET", f"{base}events"), order.choice(HASTY)
+
+
+def _half(order: random.Random, base: str) -> Made:
+    data = _head("GET", base + order.choice(ENDPOINTS))
+    return data[: order.randrange(1, len(data) - 1)], "stops halfway"
+
+
+def _slow(order: random.Random, base: str) -> Made:
+    return _head("GET", f"{base}steps/0"), "sends slowly"
+
+
+def _pipelined(order: random.Random, base: str) -> Made:
+    first = b"".join(_head("GET", base + order.choice(("health", "steps/0", "page.js")), close=False) for _ in range(20))
+    behaviours: tuple[Behaviour, ...] = ("reads", "leaves")
+    return first + _head("GET", f"{base}health"), order.choice(behaviours)
+
+
+MAKERS: tuple[Callable[[random.Random, str], Made], ...] = (
+    _path, _step, _query, _method, _host, _header, _raw, _broken, _waiter, _follower, _half, _slow, _pipelined,
+)  # fmt: skip
+
+
+def requests(count: int, seed: int, bases: tuple[str, ...]) -> list[Request]:
+    """Return `count` requests, equally many of each kind, in random order."""
+    order, made = random.Random(seed), list[Request]()
+    for number in range(count):
+        maker = MAKERS[number % len(MAKERS)]
+        data = maker(order, order.choice(bases))
+        made.append(Request(maker.__name__[1:], *(data if isinstance(data, tuple) else (data,))))
+    order.shuffle(made)
+    return made
+
+
+# The attack.
 
 _STATUS = re.compile(rb"HTTP/1\.1 ([0-9]{3}) ")
 _ALLOWED = {100, 200, 307, 400, 401, 403, 404, 405, 431, 501}
 """The statuses of correct replies; 307 is the outer application's, 501 and 431 would be the server's own."""
 
 
-@dataclass(slots=True)
-class Report:
-    """The counts and the violations of a run."""
+class Attack(logging.Handler):
+    """The service, of one session that is shown both without a token and with one, and its clients; what they count and find.
 
-    sent: int = 0
-    kinds: collections.Counter[str] = field(default_factory=collections.Counter[str])
-    statuses: collections.Counter[int] = field(default_factory=collections.Counter[int])
-    valid: int = 0
-    steps: int = 0
-    secs: float = 0.0
-    violations: list[str] = field(default_factory=list[str])
-
-    def __str__(self) -> str:
-        statuses = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
-        line = (
-            f"{self.sent} hostile requests ({kinds}); replies: {statuses}; {self.valid} valid requests answered; "
-            f"the session made {self.steps} steps; {len(self.violations)} violations; "
-            f"Python {platform.python_version()}, {self.secs:.1f} s"
-        )
-        return "\n".join([line, *(f"    {one}" for one in self.violations[:20])])
-
-
-class Attack:
-    """The service, of one session that is shown both without a token and with one, and its clients."""
+    As a handler it keeps the errors that are logged; warnings of uvicorn about bytes that are not HTTP are expected.
+    """
 
     def __init__(self) -> None:
-        self.report = Report()
+        super().__init__(logging.ERROR)
+        self.kinds: collections.Counter[str] = collections.Counter()
+        self.statuses: collections.Counter[int] = collections.Counter()
+        self.violations: list[str] = []
+        self.valid = self.made = 0
+        self.secs = 0.0
         self.token = secrets.token_urlsafe(32)
         self.canary = secrets.token_hex(16)
-        self.wrong_lines: list[str] = []
         self.runs = 0
         graph = ah.Graph()
         graph.variable("secret", self.canary)
@@ -105,13 +257,13 @@ class Attack:
 
     async def send(self, port: int, request: Request) -> None:
         """Send one request, and check the reply."""
-        number = self.report.sent = self.report.sent + 1
-        self.report.kinds[request.kind] += 1
+        self.kinds[request.kind] += 1
+        number = self.kinds.total()
         try:
             async with asyncio.timeout(HANG_SECS):
                 reply = await self._exchange(port, request)
         except TimeoutError:
-            self.report.violations.append(f"no end in {HANG_SECS} s: {request.kind}, {request.data[:200]!r}")
+            self.violations.append(f"no end in {HANG_SECS} s: {request.kind}, {request.data[:200]!r}")
             return
         self.check(request, reply)
         if number % VALID_EVERY == 0:
@@ -153,23 +305,22 @@ class Attack:
         """Record what must not be in a reply."""
         shown = f"{request.kind}, {request.data[:200]!r}: {reply[:300]!r}"
         statuses = [int(one) for one in _STATUS.findall(reply)]
-        self.report.statuses.update(statuses)
+        self.statuses.update(statuses)
         if any(status not in _ALLOWED for status in statuses):
-            self.report.violations.append(f"a bad status: {shown}")
+            self.violations.append(f"a bad status: {shown}")
         if request.kind in ("host", "method") and 200 in statuses:
-            self.report.violations.append(f"it was served: {shown}")
+            self.violations.append(f"it was served: {shown}")
         if reply and not statuses:
-            self.report.violations.append(f"no HTTP: {shown}")
-        root = str(Path(__file__).parent.parent.parent)
-        for secret in (self.token, self.canary, "Traceback", root, 'File "', ".py"):
+            self.violations.append(f"no HTTP: {shown}")
+        for secret in (self.token, self.canary, "Traceback", str(ROOT), 'File "', ".py"):
             if secret.encode() in reply:
-                self.report.violations.append(f"{secret} is in a reply: {shown}")
+                self.violations.append(f"{secret} is in a reply: {shown}")
         head = reply.partition(b"\r\n\r\n")[0].lower()
         if MARK.encode() in head or b"x-injected" in head or b"access-control" in head or b"set-cookie" in head:
-            self.report.violations.append(f"a header was injected: {shown}")
+            self.violations.append(f"a header was injected: {shown}")
         is_refusal = 403 in statuses and b"content-type: application/json" in head  # it names the host that is refused
         if b"evil.example" in (head if is_refusal else reply):
-            self.report.violations.append(f"a host was repeated: {shown}")
+            self.violations.append(f"a host was repeated: {shown}")
 
     # -- valid requests in between
 
@@ -186,8 +337,8 @@ class Attack:
         step = self.steps.latest.step + 1
         reply = await self._request_step(port, step)
         if not reply.startswith(b"HTTP/1.1 200 ") or f'"wanted":{step}'.encode() not in reply:
-            self.report.violations.append(f"the reply to a valid request is {reply!r}")
-        self.report.valid += 1
+            self.violations.append(f"the reply to a valid request is {reply!r}")
+        self.valid += 1
 
     # -- the whole attack
 
@@ -204,15 +355,14 @@ class Attack:
                     await self.send(port, pending.pop())
 
             await asyncio.gather(*(client() for _ in range(CLIENTS)))
-            self.report.secs = time.perf_counter() - began
+            self.secs = time.perf_counter() - began
             await self._wait_released(port, before)
-            self.report.steps = self.steps.latest.step - first
+            self.made = self.steps.latest.step - first
             status = self.session.status()
             if status.state != "open" or status.failure or status.stop_reason or status.recoveries:
-                self.report.violations.append(f"the session was disturbed: {status}")
+                self.violations.append(f"the session was disturbed: {status}")
             if self.runs not in (status.runs, status.runs - 1):
-                self.report.violations.append(f"{status.runs} runs were started, {self.runs} steps made")
-        self.report.violations += [f"logged: {line}" for line in self.wrong_lines]
+                self.violations.append(f"{status.runs} runs were started, {self.runs} steps made")
 
     async def _wait_released(self, port: int, before: tuple[int, ...]) -> None:
         """Wait until nothing is left of the clients: the server notices late that one has left, and keeps idle connections."""
@@ -220,7 +370,7 @@ class Attack:
         while any(now > then for now, then in zip(self._resources(), before, strict=True)):
             if time.monotonic() > until:
                 tasks = [repr(task.get_coro()) for task in asyncio.all_tasks()]
-                self.report.violations.append(f"tasks, waiters, streams, fds are {self._resources()}, were {before}: {tasks}")
+                self.violations.append(f"tasks, waiters, streams, fds are {self._resources()}, were {before}: {tasks}")
                 return
             await self.send_valid(port)
 
@@ -238,44 +388,43 @@ class Attack:
     async def _serving(self) -> AsyncIterator[int]:
         config = uvicorn.Config(self.app, log_config=None, access_log=False, timeout_keep_alive=2, timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
-        watch = _Watch(self.wrong_lines)
         loggers = [logging.getLogger(name) for name in ("uvicorn.error", "aiohooks", "asyncio")]
-        for logger in loggers:
-            logger.addHandler(watch)
         with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
-            port: int = listener.getsockname()[1]
-            with contextlib.ExitStack() as stack:
-                stack.callback(lambda: [logger.removeHandler(watch) for logger in loggers])
-                serving = asyncio.create_task(_serve(server, listener))
-                try:
-                    yield port
-                finally:
-                    server.should_exit = True
-                    await serving
+            for logger in loggers:
+                logger.addHandler(self)
+            serving = asyncio.create_task(_serve(server, listener))
+            try:
+                yield listener.getsockname()[1]
+            finally:
+                server.should_exit = True
+                await serving
+                for logger in loggers:
+                    logger.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = f" {record.exc_info[1]!r}" if record.exc_info else ""
+        self.violations.append(f"logged: {record.name}: {record.getMessage()}{error}")
+
+    def __str__(self) -> str:
+        statuses = ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items()))
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kinds.items()))
+        line = (
+            f"{self.kinds.total()} hostile requests ({kinds}); replies: {statuses}; {self.valid} valid requests answered; "
+            f"the session made {self.made} steps; {len(self.violations)} violations; "
+            f"Python {platform.python_version()}, {self.secs:.1f} s"
+        )
+        return "\n".join([line, *(f"    {one}" for one in self.violations[:20])])
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
     await server._serve([listener])  # `serve` would handle the signals of the process
 
 
-class _Watch(logging.Handler):
-    """Keeps the errors that are logged; warnings of uvicorn about bytes that are not HTTP are expected."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__(logging.ERROR)
-        self._lines = lines
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._lines.append(
-            f"{record.name}: {record.getMessage()} {record.exc_info[1]!r}" if record.exc_info else record.getMessage()
-        )
-
-
-def attack(count: int, seed: int) -> Report:
+def attack(count: int, seed: int) -> Attack:
     """Send a number of hostile requests to a new service."""
     made = Attack()
     ah.run(made.run, count, seed)
-    return made.report
+    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -286,11 +435,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=5000, help="the number of hostile requests (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    if options.requests < 1:
-        parser.error("--requests must be 1 or more")
-    report = attack(options.requests, options.seed)
-    print(report)
-    return int(bool(report.violations) or report.sent < options.requests)
+    found = attack(options.requests, options.seed)
+    print(found)
+    return int(bool(found.violations) or found.kinds.total() < options.requests)
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ async def stop_service(server: str, phase: str, count: int) -> Stop:
             with contextlib.suppress(BrokenPipeError):  # nothing is held
                 process.stdin.write("x")
                 process.stdin.flush()
-            violations = await clients.violations(PHASES[phase][1])
+            violations = await clients.violations(PHASES[phase].reason)
             await asyncio.to_thread(process.wait)
             ended = time.monotonic()
     except TimeoutError as error:

@@ -11,7 +11,7 @@ import pytest
 from aiohooks.adapters.asgi import _events, app
 from aiohooks.adapters.asgi._access import AccessPolicy
 from tests.fuzz import hostile_http, service_memory
-from tests.fuzz.hostile_requests import MAKERS, requests
+from tests.fuzz.hostile_http import MAKERS, requests
 
 pytestmark = pytest.mark.slow
 
