@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import operator
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
@@ -43,6 +42,26 @@ if TYPE_CHECKING:
 _MOST_PLANS = 1024
 _MOST_ATTEMPTS = 100
 """How often a run is tried while others replace the variables that it replaces; it must not be repeated indefinitely."""
+
+
+class Monitor:
+    """What a raw session asks of the monitored session that it is part of, if it is; of itself, if not."""
+
+    grace_secs: float = DEFAULT_GRACE_SECS
+
+    def stateful_hooks(self) -> Mapping[str, Stateful]:
+        """`Session.stateful_hooks`."""
+        return {}
+
+    def state_of(self, one: Stateful) -> Any:
+        """`Session.state_of`."""
+        return one.state_dict()
+
+    async def drain_hooks(self) -> None:
+        """`Session.drain_hooks`."""
+
+
+_UNMONITORED = Monitor()
 
 
 class Session:
@@ -89,18 +108,13 @@ class Session:
         self.grace_secs: float = DEFAULT_GRACE_SECS if grace_secs is None else grace_secs
         """How long a cancelled run waits for what does not end immediately."""
         self._has_own_grace = grace_secs is not None
+        self._monitor: Monitor = _UNMONITORED
         self.tracked: Mapping[str, Stateful] = {}
         """The objects saved in checkpoints besides the variables: the scaffold's `tracked`."""
-        self.stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
-        """Internal: return the hooks that are saved in checkpoints; set by the monitored session."""
-        self.state_of: Callable[[Stateful], Any] = operator.methodcaller("state_dict")
-        """Internal: return the state of a tracked object; set by the monitored session, which may read it ahead."""
-        self.drain_hooks: Callable[[], Awaitable[None]] | None = None
-        """Internal: wait for the background calls of these hooks; set by the monitored session."""
         self.saver: Saver | None = None
         """The saver from which the creator of this session restores."""
         self.saved: bool = False
-        """Internal: whether a hook saves it in checkpoints."""
+        """Whether a hook saves it in checkpoints: set it in one of your own, or a warning says that none does."""
         self.restored: Restored | None = None
         """The checkpoint that this session was restored from; its `state` has only the states of hooks."""
         self._snapshot_memory = HostMemory()
@@ -115,11 +129,6 @@ class Session:
     def closed(self) -> bool:
         """Whether `aclose` was called."""
         return self._closed
-
-    @property
-    def was_fed(self) -> bool:
-        """Internal: whether runs were fed, as far as their plans are remembered."""
-        return any(fed for _, fed, _ in self._plans)
 
     @overload
     async def run(self, fetches: Node[A], feed_dict: FeedDict = None) -> A: ...
@@ -336,10 +345,21 @@ class Session:
         variables = {name: self.variables.read(name) for name in self._variable_names}
         return {"variables": variables, **snapshot(states, self._snapshot_memory)}
 
-    def inherit_grace_secs(self, grace_secs: float) -> None:
-        """Internal: use the grace period of the monitored session, unless this one was given its own."""
-        if not self._has_own_grace:
-            self.grace_secs = grace_secs
+    def stateful_hooks(self) -> Mapping[str, Stateful]:
+        """Return the hooks of the monitored session that are saved in checkpoints, by name.
+
+        Raises:
+            InvalidHookError: two of them have one name.
+        """
+        return self._monitor.stateful_hooks()
+
+    def state_of(self, one: Stateful) -> Any:
+        """Return the state of a tracked object for a checkpoint: of feeds that are taken ahead, the one behind what was used."""
+        return self._monitor.state_of(one)
+
+    async def drain_hooks(self) -> None:
+        """Wait for the background calls of the hooks that are saved in checkpoints; call it before `state_dict`."""
+        await self._monitor.drain_hooks()
 
     async def aclose(self) -> None:
         """Close the session; closing twice is harmless. Its variables and global step stay readable."""
@@ -353,8 +373,15 @@ GatheredRun = Callable[..., Awaitable[Any]]
 """`Session.run` as part of another run. The arguments: its waits, fetches, feeds, options, metadata; a build if wanted."""
 
 
-def gathered_run(session: Session) -> GatheredRun:
-    """Return a function that runs `session` as part of another run; an overridden `run` is called instead, as one wait."""
+def monitored_run(session: Session, monitor: Monitor) -> GatheredRun:
+    """Make a session part of a monitored one; return what runs it as part of a run of that.
+
+    An overridden `run` is called as one wait.
+    """
+    if isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance] - a creator may make others
+        session._monitor = monitor  # pyright: ignore[reportPrivateUsage]
+        if not session._has_own_grace:  # pyright: ignore[reportPrivateUsage]
+            session.grace_secs = monitor.grace_secs
     if getattr(type(session), "run", None) is Session.run and "run" not in vars(session):
         return session._run  # pyright: ignore[reportPrivateUsage]
 
@@ -367,6 +394,11 @@ def gathered_run(session: Session) -> GatheredRun:
         return values if build is None else build(values)
 
     return run
+
+
+def was_fed(session: object) -> bool:
+    """Return whether runs of a session were fed, as far as their plans are remembered."""
+    return isinstance(session, Session) and any(fed for _, fed, _ in session._plans)  # pyright: ignore[reportPrivateUsage]
 
 
 def _refuse_coroutine(name: str, coro: Any) -> NoReturn:

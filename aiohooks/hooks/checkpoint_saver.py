@@ -333,8 +333,7 @@ class CheckpointSaverHook(ScheduledHook):
         """Take the state and start to write it, or write it in the foreground. There must be no other write."""
         for listener in self._listeners:
             await listener.before_save(session, session.global_step.latest.step)
-        if session.drain_hooks is not None:
-            await session.drain_hooks()
+        await session.drain_hooks()
         await self._finish_evaluations(session.global_step.latest.step)
         # State and step without an await between: other sessions may change shared variables while a listener is awaited.
         self._epoch, step = session.global_step.latest

@@ -1,21 +1,21 @@
 """The monitored session: a loop of steps with hooks around each, recovery, and an end that is always complete.
 
 `AsyncMonitoredSession` and the types of its arguments are in `aiohooks`; this package exports the types of its results. Read
-`monitored.py` first: it has one run on one screen.
+`monitored.py` first: it has one run on one screen. Each of these imports only from those above it:
 
-    status          the status of a session: its current calls and tasks
+    status          the status of a session, as a value and as text
     producers       the tasks that a wait depends on
     _state          SessionState: the phase, the run, the tasks, and what is requested; all parts share it
     coordinator     Coordinator: background tasks, the stop, the drain before it and the first error; the public view of the state
     hook            SessionRunHook, and the arguments and results of its methods
     creators        the sources of a session; Scaffold, and how raw sessions are created and restored
     _hooks          HookSet: the hooks checked, sorted and called; their requests merged, the results split
+    feeds           the feeds of the loops: taken ahead, set back by a recovery
     recovery        RecoveryPolicy; the supervisor, which creates and replaces the raw session
     _run_lock       one run at a time, and how a run is interrupted
+    steps           StepContext and the loop over `session.steps`
     _shutdown       the end of a session, clean or not
     signals         SIGINT and SIGTERM as a drain or a stop
-    feeds           feeds that are taken ahead of the runs
-    steps           StepContext and the loop over `session.steps`
     monitored       AsyncMonitoredSession
     program         aiohooks.run: a program's main coroutine
 """

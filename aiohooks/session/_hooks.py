@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, cast
 
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.contexts import OwnContext
-from aiohooks._aio.observers import Observer
 from aiohooks._aio.overlap import RunWaits
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_mapping
@@ -54,13 +53,13 @@ _users: weakref.WeakValueDictionary[tuple[int, int], HookSet] = weakref.WeakValu
 class HookSet:
     """All hooks of one session. A method that no hook overrides has no order group, so it costs nothing."""
 
-    def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration], graph: Graph, grace_secs: float) -> None:
+    def __init__(self, state: SessionState, hooks: Iterable[SessionRunHook | HookRegistration], graph: Graph) -> None:
         """Check the hooks and sort their methods.
 
         Raises:
             InvalidHookError: one is not a hook, is listed twice, or has a plain function where a coroutine is needed.
         """
-        self.grace_secs: float = grace_secs
+        self._state = state
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_hooks(hooks))
         for one in self.registered:
             LIFECYCLE.check(one.hook, plain=one.registration.thread)
@@ -68,9 +67,7 @@ class HookSet:
                 raise InvalidHookError(f"{one.name} has observer=True, but a session calls all its hooks; leave it out")
             if one.registration.thread:
                 raise InvalidHookError(f"{one.name} has thread=True, which is for hooks of a group; give BlockingHook(hook)")
-        self.observers: list[Observer] = []
-        """Notified of what happens outside of the runs of the session."""
-        self.background: BackgroundCalls = BackgroundCalls(grace_secs, graph.make_default, self.observers, _step_of)
+        self.background: BackgroundCalls = BackgroundCalls(state.grace_secs, graph.make_default, state.observers, _step_of)
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")
@@ -81,13 +78,12 @@ class HookSet:
         self.merger: Merger = Merger(graph, self.before_run, self.after_run)
         self.begun: list[RegisteredHook] = []
         """The hooks whose `begin` was started and whose `close` was not."""
-        self._session: SessionState
         self.waits: RunWaits | None = None
         """The latest call outside of runs: of `begin`, `after_create_session`, `end` or `close`."""
         self.own: OwnContext = OwnContext()
         """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
 
-    def hold(self, session: SessionState) -> None:
+    def hold(self) -> None:
         """Keep the hooks from being used in another session until this one is closed.
 
         Raises:
@@ -96,12 +92,11 @@ class HookSet:
         keys = {(os.getpid(), id(registered.hook)): registered.hook for registered in self.registered}
         for key, hook in keys.items():
             user = _users.get(key)
-            if user is not None and user._session.phase != "closed":
+            if user is not None and user._state.phase != "closed":
                 raise InvalidHookError(
-                    f"{hook!r} is used in {user._session.label}, which is open; a hook keeps the state of one "
+                    f"{hook!r} is used in {user._state.label}, which is open; a hook keeps the state of one "
                     "session: make another object, or use it when that session has ended"
                 )
-        self._session = session
         _users.update(dict.fromkeys(keys, self))
 
     def stateful(self) -> dict[str, Stateful]:
@@ -147,7 +142,7 @@ class HookSet:
         Raises:
             CancelledError: the caller was cancelled; the remaining hooks get no `end`.
         """
-        errors += await self.background.end(self.grace_secs)
+        errors += await self.background.end(self._state.grace_secs)
         for registered in self.begun:
             try:
                 await self._call_one("end", registered, session)
@@ -159,13 +154,13 @@ class HookSet:
     async def close(self, exc: BaseException | None, errors: list[BaseException]) -> None:
         """Call `close` of the begun hooks, once and in reverse order, also after one that fails; append their errors."""
         try:
-            errors += await self.background.end(self.grace_secs)
+            errors += await self.background.end(self._state.grace_secs)
         finally:  # a cancellation is raised when the hooks are closed
             while self.begun:
                 registered = self.begun.pop()
                 try:
                     # Unlike the other methods, this one always has a time limit.
-                    await self._call_one("close", registered, exc, limit=max(self.grace_secs, 1e-9))
+                    await self._call_one("close", registered, exc, limit=max(self._state.grace_secs, 1e-9))
                 except asyncio.CancelledError as error:
                     # The closing itself was cancelled: at the end of the grace period, or by a third party. The others continue.
                     cancelled = HookCancelledError(f"{registered.name}.close was cancelled before it was done")
@@ -176,18 +171,18 @@ class HookSet:
 
     async def _call_one(self, method: str, registered: RegisteredHook, *args: Any, limit: float | None = None) -> None:
         if LIFECYCLE.overrides(registered.hook, method):
-            await self._call((OrderGroup(method, [registered], self.grace_secs, limit),), *args, own=self.own)
+            await self._call((OrderGroup(method, [registered], self._state.grace_secs, limit),), *args, own=self.own)
 
     async def _call(
         self, groups: tuple[OrderGroup, ...], *args: Any, step: int | None = None, own: OwnContext | None = None
     ) -> None:
         self.waits = RunWaits(current_scope.get(), current_clock().now)
-        await call_groups(groups, args, step=step, waits=self.waits, observers=self.observers, own=own)
+        await call_groups(groups, args, step=step, waits=self.waits, observers=self._state.observers, own=own)
 
     def _groups(self, method: str) -> tuple[OrderGroup, ...]:
         bind = self.background.bind if method == "after_run" else bound_method
         hooks = [one for one in self.registered if LIFECYCLE.overrides(one.hook, method)]
-        return order_groups(method, hooks, self.grace_secs, bind)
+        return order_groups(method, hooks, self._state.grace_secs, bind)
 
     def _keep_contexts(self) -> None:
         """Give hooks one context for both methods of a run, where one of these may wait: a token of the first is valid then."""

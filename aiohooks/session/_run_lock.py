@@ -18,7 +18,6 @@ from aiohooks._aio.overlap import limited
 from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.session._state import SessionState
-from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -76,9 +75,8 @@ class FifoLock:
 class RunLock:
     """The lock that every run of one monitored session holds; taking it depends on the session's state."""
 
-    def __init__(self, state: SessionState, root: Coordinator, yield_secs: float | None) -> None:
+    def __init__(self, state: SessionState, yield_secs: float | None) -> None:
         self._state = state
-        self._root = root
         self._yield_secs = yield_secs or math.inf
         self.now: Callable[[], float] = time.monotonic
         """The time, for `turn_due`."""
@@ -123,7 +121,7 @@ class RunLock:
     async def _wait_for_resume(self) -> None:
         while self._state.pause_reason is not None:
             try:
-                await self._root.wait_for_resume()
+                await self._state.whole.wait_for_resume()
             except Exception as error:
                 if not self._state.recovers(error):  # the next run does
                     raise
@@ -190,11 +188,11 @@ class RunLock:
         finally:
             publisher.let_go()
 
-    async def close(self, immediately: bool, grace_secs: float) -> None:
+    async def close(self, immediately: bool) -> None:
         """Wait for the run of another task; it may finish within the grace period, or is interrupted `immediately`."""
         if not self.turns.taken:
             return
-        state = self._state
+        state, grace_secs = self._state, self._state.grace_secs
 
         def interrupt() -> None:
             state.end_run(SessionClosedError("the session was closed during this run"))
@@ -254,6 +252,6 @@ class RunLock:
             raise RecoveryExhaustedError(
                 f"recovery has given up on {state.recovery_error!r}; leave the session's block"
             ) from state.recovery_error
-        self._root.raise_requested_exception()
+        state.whole.raise_failure()
         if state.stopped:
             raise StopRequestedError(state.stop_reason)

@@ -14,9 +14,8 @@ from aiohooks._aio.run_scope import begin_run, current_run, current_scope
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
-from aiohooks.session._state import end_tasks
-from aiohooks.session.creators import ChiefSessionCreator
-from aiohooks.session.recovery import SessionSupervisor
+from aiohooks.session._state import SessionState, end_tasks
+from aiohooks.session.creators import ChiefSessionCreator, SessionCreator
 from aiohooks.session.status import CLOSING
 
 _logger = logging.getLogger("aiohooks")
@@ -27,12 +26,12 @@ _FLUSH_SECS = 5.0
 class Shutdown:
     """Ends one session, once: others that close it meanwhile wait until that is complete."""
 
-    def __init__(self, supervisor: SessionSupervisor, hooks: HookSet, run_lock: RunLock) -> None:
-        self._supervisor = supervisor
-        self._state = supervisor.state
+    def __init__(self, state: SessionState, creator: SessionCreator, hooks: HookSet, run_lock: RunLock) -> None:
+        self._state = state
+        self._creator = creator if isinstance(creator, ChiefSessionCreator) else None
         self._hooks = hooks
         self._run_lock = run_lock
-        self._grace_secs = supervisor.grace_secs
+        self._grace_secs = state.grace_secs
         self._complete = asyncio.Event()
         self.callbacks: contextlib.ExitStack = contextlib.ExitStack()
         """What is called at the very end."""
@@ -109,7 +108,7 @@ class Shutdown:
         failures: list[BaseException] = []
         try:
             with self._log_long_wait():
-                await self._run_lock.close(error is not None, self._grace_secs)
+                await self._run_lock.close(error is not None)
                 error = self._background_failure(error)
                 if error is None and state.session is not None and state.recovery_error is None:
                     await self._hooks.end(state.session, failures)
@@ -170,7 +169,7 @@ class Shutdown:
 
     async def _close_parts(self, primary: BaseException | None, errors: list[BaseException]) -> None:
         """Do what has not been done yet: after a cancellation in the middle this is called again."""
-        supervisor, state = self._supervisor, self._state
+        state = self._state
         error = primary or state.recovery_error  # the block may have caught the latter
         failure = None if error is None else _why(error)
         publisher, state.publisher = state.publisher, None
@@ -179,8 +178,8 @@ class Shutdown:
                 publisher.close(error)
         except Exception as raised:
             errors.append(raised)
-        if error is not None and isinstance(supervisor.creator, ChiefSessionCreator):
-            supervisor.creator.fail_waiters(error)
+        if error is not None and self._creator is not None:
+            self._creator.fail_waiters(error)
         for owner in state.owners:
             owner.close(failure)
         cancelled: asyncio.CancelledError | None = None
@@ -207,10 +206,10 @@ class Shutdown:
         if session is not None:
             await complete(session.aclose(), self._log_long_wait("the raw session"))
         await complete(self._hooks.close(error or background, errors), self._log_long_wait())
-        if isinstance(supervisor.creator, ChiefSessionCreator):
-            await complete(supervisor.creator.aclose(grace_secs=self._grace_secs), self._log_long_wait("its creator"))
-        if supervisor.store is not None:
-            await complete(supervisor.store.flush(_FLUSH_SECS), self._log_long_wait("its step store"))
+        if self._creator is not None:
+            await complete(self._creator.aclose(grace_secs=self._grace_secs), self._log_long_wait("its creator"))
+        if state.store is not None:
+            await complete(state.store.flush(_FLUSH_SECS), self._log_long_wait("its step store"))
         if self._complete.is_set():  # it took longer than the grace period after a cancellation
             for late in errors:
                 _logger.error("%s: closing failed, after the session had ended", state.label, exc_info=late)
@@ -227,7 +226,7 @@ class Shutdown:
         def waits_for() -> dict[object, str]:
             if what is not None:
                 return {what: what}
-            status = self._supervisor.root.status()
+            status = None if self._state.get_status is None else self._state.get_status()
             calls: dict[object, str] = {one.what: str(one) for one in status.doing if one.what != CLOSING} if status else {}
             for hook in self._hooks.registered:
                 if pending := self._hooks.background.pending(hook):

@@ -1,7 +1,7 @@
 """The state of a session, in one place: its phase, its run, its tasks, and what is requested of it.
 
 `Coordinator` is the public view of it. Every part of a session reads it and writes what is the part's to decide; it knows none of
-them.
+them, and they know each other in one direction only: the docstring of the package has their order.
 
     SessionState   of a session, or of a coordinator that is used alone
     TaskOwner      the background tasks of the whole session, or of one raw session, and their failures
@@ -17,14 +17,15 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
-from aiohooks._aio.cancel import new_task, running_loop
+from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
-from aiohooks._aio.observers import Observer
+from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import RunWaits, Wait, close_unawaited
 from aiohooks._aio.run_scope import leave_run
-from aiohooks._validate import check_secs
+from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
     SessionClosedError,
@@ -38,15 +39,19 @@ from aiohooks.errors import (
     safe_repr,
 )
 from aiohooks.session.producers import EndOfProducers, Producers, is_end_of_producers
-from aiohooks.session.status import OPEN_SESSIONS, SessionStatus, background_activities
+from aiohooks.session.status import SessionStatus, background_activities
 
 if TYPE_CHECKING:
     from aiohooks.graph.graph import Graph
     from aiohooks.graph.session import Session
+    from aiohooks.stores.base import StepStore
     from aiohooks.stores.publishers import Publisher
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
+
+OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
+"""The sessions of this process that are being opened, are open, or are being closed."""
 
 
 class SessionState:
@@ -64,6 +69,8 @@ class SessionState:
         """The session's name, if it was given one."""
         self.graph: Graph | None = None
         """The default graph of what is part of a run."""
+        self.grace_secs: float = DEFAULT_GRACE_SECS
+        """How long cleanup may take, and what does not end immediately."""
         self.observers: list[Observer] = []
         """Notified of what happens outside of the runs."""
         self.get_status: Callable[[], SessionStatus] | None = None
@@ -74,10 +81,12 @@ class SessionState:
         """"new", "opening", "open", "closing" or "closed", since the time `since`."""
         self.since: float | None = None
         self.entered_by: asyncio.Task[Any] | None = None
-        # The raw session.
+        # The raw session, and the step store that all of them have.
         self.session: Session | None = None
+        self.store: StepStore | None = None
         self.is_recoverable: Callable[[BaseException], bool] = lambda error: False
         """What the policy says of an error."""
+        self.recoveries: int = 0
         self.recovering_from: BaseException | None = None
         self.recovery_error: BaseException | None = None
         """The error with which recovery gave up; no run can begin any more."""
@@ -147,6 +156,7 @@ class SessionState:
 
     def request_stop(self, reason: str | None) -> None:
         """Request a stop, from any thread; the first reason is kept."""
+        check_instance(reason, str, "reason", optional=True)
         if not self.stopped:
             self.record_stop(reason)
             self.call_in_loop(self.end_waits)
@@ -177,6 +187,10 @@ class SessionState:
 
     def request_drain(self, reason: str | None, secs: float | None) -> None:
         """Request a drain of at most `secs`, from any thread; the first reason is kept."""
+        check_instance(reason, str, "reason", optional=True)
+        check_secs(secs, "secs", optional=True)
+        if self.stopped:
+            return
         begin = self.begin_drain if self.drain_reason is None else self._limit_drain
         if secs is not None:
             self._drain_limits.append(secs)
@@ -213,6 +227,7 @@ class SessionState:
 
     def pause(self, reason: str | None) -> None:
         """Begin a pause, from any thread; the first reason is kept."""
+        check_instance(reason, str, "reason", optional=True)
         if self.pause_reason is None:
             self.pause_reason = reason or "a pause was requested"
             self.call_in_loop(self._pause_changed)
@@ -329,6 +344,12 @@ class TaskOwner:
             return failures[0]
         return state.stop_error() if self.should_stop() or (drain and state.drain_reason is not None) else None
 
+    async def wait_for_resume(self) -> None:
+        """Wait while there is a pause; a stop or a failure ends the wait."""
+        while self.state.pause_reason is not None:
+            with observing(self.state.observers, "wait", "end of the pause"):
+                await self.until(Wait("the end of the pause"), self.wait_for(lambda: self.state.pause_reason is None))
+
     async def wait_for(self, condition: Callable[[], bool], secs: float | None = None) -> bool:
         """Wait until `condition()` holds, of requests or of having no tasks, at most `secs`; return whether it does."""
         check_secs(secs, "timeout", optional=True)
@@ -411,6 +432,12 @@ class TaskOwner:
         if not first:  # the first one is raised; this one must not be lost
             add_note(self.errors[0], f"then {described}")
             _logger.error("%s: %s after another failure", state.label, what, exc_info=error)
+
+    def raise_failure(self) -> None:
+        """Raise the first failure, if there is one."""
+        if self.errors:
+            self.raised = True
+            raise_unchanged(self.errors[0])
 
     def cancel_tasks(self, why: str) -> None:
         """Cancel the tasks, each once; no other can be started from now on."""

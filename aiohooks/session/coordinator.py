@@ -11,8 +11,8 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import Wait, close_unawaited
 from aiohooks._diagnostics import describe_awaitable
-from aiohooks._validate import check_callable, check_instance, check_secs
-from aiohooks.errors import InvalidArgumentError, NestedRunError, raise_unchanged
+from aiohooks._validate import check_callable, check_secs
+from aiohooks.errors import InvalidArgumentError, NestedRunError
 from aiohooks.session._state import SessionState, TaskOwner, end_tasks
 from aiohooks.session.producers import Producer, checked_producers
 from aiohooks.session.status import SessionStatus
@@ -54,6 +54,8 @@ class Coordinator:
             state.whole = state.current = self._owner
         self.errors: list[BaseException] = self._owner.errors
         """The failures so far, in the order of their occurrence."""
+        self.observers: list[Observer] = state.observers
+        """Notified of what happens outside of the session's runs, and of all waits in `until`."""
 
     # -- the stop
 
@@ -71,7 +73,6 @@ class Coordinator:
                 raise reason
             self._owner.record_error(reason, "reported")
             return
-        check_instance(reason, str, "reason", optional=True)
         self._state.request_stop(reason)
 
     def should_stop(self) -> bool:
@@ -112,8 +113,6 @@ class Coordinator:
             reason: a text, which is the reason of the stop as well.
             secs: how long the drain may take; then a stop is requested. In a session that is not open yet, from its opening on.
         """
-        check_instance(reason, str, "reason", optional=True)
-        check_secs(secs, "secs", optional=True)
         if not self.should_stop():
             self._state.request_drain(reason, secs)
 
@@ -138,7 +137,6 @@ class Coordinator:
         The first reason is kept. A stop, a failed background task and the end of the session end the wait of those that are
         about to run.
         """
-        check_instance(reason, str, "reason", optional=True)
         self._state.pause(reason)
 
     def resume(self) -> None:
@@ -157,8 +155,7 @@ class Coordinator:
             StopRequestedError: a stop was requested; a clean end of a session.
             BaseException: the error of a background task that has failed.
         """
-        while self.pause_reason is not None:
-            await self.until(self._owner.wait_for(lambda: self.pause_reason is None))
+        await self._owner.wait_for_resume()
 
     # -- waits
 
@@ -193,11 +190,6 @@ class Coordinator:
         with observing(self.observers, "wait", what):
             return await self._owner.until(Wait("what `until` awaits"), awaitable, producers, drain=drain)
 
-    @property
-    def observers(self) -> list[Observer]:
-        """Notified of what happens outside of the session's runs, and of all waits in `until`."""
-        return self._state.observers
-
     def status(self) -> SessionStatus | None:
         """Return the current activities of the session; None if this coordinator is used without one."""
         return None if self._state.get_status is None else self._state.get_status()
@@ -228,9 +220,7 @@ class Coordinator:
 
     def raise_requested_exception(self) -> None:
         """Raise the first failure, if there is one."""
-        if self.errors:
-            self._owner.raised = True
-            raise_unchanged(self.errors[0])
+        self._owner.raise_failure()
 
     @contextlib.contextmanager
     def stop_on_exception(self) -> Generator[None]:

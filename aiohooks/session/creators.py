@@ -191,13 +191,6 @@ class Scaffold:
                     "such as checkpoint.RandomState(generator) for a random generator"
                 )
 
-    async def local_init(self, session: Session, what: str) -> None:
-        """Internal: initialise the parts of one session, and check that everything is ready."""
-        await _check_ready(self.ready_for_local_init_fn, session, f"{what} did not make the model ready for local_init")
-        if self.local_init_fn is not None:
-            await self.local_init_fn(session)
-        await _check_ready(self.ready_fn, session, f"{what} did not make the model ready")
-
 
 async def _check_ready(ready_fn: SessionFn | None, session: Session, message: str) -> None:
     if ready_fn is None:
@@ -254,7 +247,11 @@ class _Creator:
                     )
             if initialise is not None:
                 await initialise(made)
-            await self._scaffold.local_init(made, what)
+            scaffold = self._scaffold
+            await _check_ready(scaffold.ready_for_local_init_fn, made, f"{what} did not make the model ready for local_init")
+            if scaffold.local_init_fn is not None:
+                await scaffold.local_init_fn(made)
+            await _check_ready(scaffold.ready_fn, made, f"{what} did not make the model ready")
         except BaseException:
             await made.aclose()
             raise
@@ -304,7 +301,7 @@ class ChiefSessionCreator(_Creator):
         self._own_saver = self._saver is not checkpoint_dir
         self._created = False
         self.restores_again: bool = True
-        """Internal: whether a session that replaces one is restored; set by the monitored session, as its policy says."""
+        """Whether a session that replaces one is restored; set by the monitored session, as `RecoveryPolicy(restore=)` says."""
         self._lead: contextlib.AbstractAsyncContextManager[Term] | None = None
         self._leads = lead and not self.global_step.inline
 
@@ -364,7 +361,7 @@ class ChiefSessionCreator(_Creator):
                 await lead.__aexit__(None, None, None)
 
     def fail_waiters(self, error: BaseException) -> None:
-        """Internal: end the waits of the workers for the variables."""
+        """End the waits of the workers for the variables; called by the monitored session when it ends with `error`."""
         self._variables.fail(error)
 
 

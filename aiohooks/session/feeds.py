@@ -1,8 +1,11 @@
-"""Where the feeds of a loop come from: each source gives the next element, and takes back what a run has not used.
+"""Where the feeds of a loop come from, and what becomes of them over recoveries.
 
-PlainFeeds   an iterable, asked when a step begins
-QueueFeeds   a queue, perhaps in batches
-FeedsAhead   read by a task of the session: ahead of the runs, async, in a worker thread, or with a state of their own
+A source gives the next element, and takes back what a run has not used; `source_of` chooses it.
+
+    PlainFeeds     an iterable, asked when a step begins
+    QueueFeeds     a queue, perhaps in batches
+    FeedsAhead     read by a task of the session: ahead of the runs, async, in a worker thread, or with a state of their own
+    SessionFeeds   those of all loops of a session: what is set back by a recovery, and what is lost
 """
 
 from __future__ import annotations
@@ -12,36 +15,176 @@ import copy
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from weakref import WeakSet
 
 from aiohooks._aio.cancel import current_task, to_thread, wait_done
 from aiohooks._aio.clock import current_clock, wake
 from aiohooks._aio.observers import observing
-from aiohooks._aio.overlap import Wait
+from aiohooks._aio.overlap import Wait, close_unawaited
 from aiohooks._diagnostics import Waiting
+from aiohooks._validate import check_secs, checked_int
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
-from aiohooks.errors import StopRequestedError, add_note, raise_unchanged, safe_repr
-from aiohooks.session.producers import Producers
-
-if TYPE_CHECKING:
-    from aiohooks.session._state import SessionState
-    from aiohooks.session.recovery import SessionSupervisor
+from aiohooks.errors import FeedsLostError, InvalidArgumentError, StopRequestedError, add_note, raise_unchanged, safe_repr
+from aiohooks.graph.session import Session, was_fed
+from aiohooks.session._state import SessionState
+from aiohooks.session.producers import Producer, Producers, checked_producers
 
 _logger = logging.getLogger("aiohooks")
 _END: Any = object()
 _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())  # since Python 3.13
+_HOW_TO_KEEP_FEEDS = (
+    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but variables changes, use "
+    'RecoveryPolicy(restore="memory")'
+)
 
-
+Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
+"""What the runs of a loop are fed with, one element each."""
 WaitForFeed = Callable[..., Awaitable[None]]
 """Awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
+
+
+class SessionFeeds:
+    """The feeds of all loops of one session, over its recoveries."""
+
+    def __init__(self, state: SessionState) -> None:
+        self.state: SessionState = state
+        self.ahead: list[FeedsAhead] = []
+        """The feeds that a task reads."""
+        self.set_back: set[asyncio.Task[Any]] = set()
+        """The tasks whose element a recovery has taken back, until their run has ended."""
+        self.loops: WeakSet[object] = WeakSet()
+        """The loops of steps that have begun and not ended; one that was left is not referred to any more."""
+        self.lost_step: int = 0
+        """The last step that used an element which does not come again."""
+        self._reached = -1
+        """The last step before a recovery, or -1."""
+
+    def are_tracked(self, one: FeedsAhead) -> bool:
+        """Return whether a recovery that restores the session sets these feeds back."""
+        tracked = getattr(self.state.session, "tracked", {})  # a session of another class may have none
+        return any(each is one.feeds for each in tracked.values())
+
+    def state_of(self, one: Stateful) -> Any:
+        """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""
+        known = next((feeds for feeds in self.ahead if feeds.knows_state_of(one)), None)
+        return one.state_dict() if known is None else known.used_state()
+
+    def note_loss(self, session: object, step: int) -> None:
+        """Note how far a session has come that is about to be replaced."""
+        self._reached = max(self._reached, step)
+        if was_fed(session) and not any(map(self.are_tracked, self.ahead)):
+            self.lost_step = self._reached  # fed by hand, or by a hook
+
+    async def stop_reading(self) -> None:
+        """Stop reading those whose state is about to be restored; they are read on after `continue_reading`."""
+        for feeds in tuple(self.ahead):
+            await feeds.stop_reading()
+
+    def continue_reading(self) -> None:
+        """Read on for those who wait, from the state that the feeds have now."""
+        for feeds in self.ahead:
+            feeds.continue_reading()
+
+    def note_new_session(self, session: Session, on_lost_feeds: Literal["log", "raise"]) -> None:
+        """Take back what is in use if the feeds were restored; say what was undone, and what a session in memory has kept.
+
+        Raises:
+            FeedsLostError: steps are undone whose feeds do not come again, and `on_lost_feeds` is "raise".
+        """
+        restored, tracked = session.restored, [one for one in self.ahead if self.are_tracked(one)]
+        if restored is not None:
+            for feeds in tracked:
+                feeds.note_restored()
+        if self._reached < 0:
+            return  # the first session
+        if restored is None:
+            fed: list[object] = [one.feeds for one in self.ahead]
+            kept = [name for name, one in session.tracked.items() if all(one is not each for each in fed)]
+            if kept:
+                text = f"continues with the tracked objects {', '.join(map(repr, kept))} as the failed run has left them"
+                _logger.warning("%s: %s", self.state.label, text)
+            return
+        step, reached, lost = restored.checkpoint.step, self._reached, self.lost_step
+        self._reached, self.lost_step = step, min(lost, step)
+        if step < reached:
+            steps = f"{reached - step} step{'s' if reached - step > 1 else ''}"
+            text = f"went back from step {reached} to step {step}, that of {restored.checkpoint.path}: {steps}"
+            self._say_what_is_undone(text, lost > step, bool(tracked), on_lost_feeds)
+
+    def _say_what_is_undone(self, text: str, are_lost: bool, come_again: bool, on_lost_feeds: str) -> None:
+        if not are_lost:
+            text += f" are undone{', and their feeds come again' if come_again else ''}"
+            _logger.warning("%s: %s", self.state.label, text)
+            return
+        text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
+        if on_lost_feeds == "raise":
+            raise FeedsLostError(f"the recovery {text}") from self.state.recovering_from
+        _logger.warning("%s: %s", self.state.label, text)
+
+
+def source_of(
+    session: SessionFeeds,
+    feeds: Feeds | None,
+    producer: Producer | None,
+    prefetch: int,
+    thread: bool,
+    batch: int | None,
+    max_wait_secs: float | None,
+) -> PlainFeeds | QueueFeeds | FeedsAhead | None:
+    """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if it is not fed.
+
+    Raises:
+        InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or an option that does not fit them.
+    """
+    producers = checked_producers(producer)
+    prefetch = checked_int(prefetch, "prefetch")
+    batch = checked_int(batch, "batch", 1, optional=True)
+    check_secs(max_wait_secs, "max_wait_secs", optional=True)
+    what: Any = feeds
+    is_iterable = isinstance(feeds, (AsyncIterable, Iterable)) and not isinstance(feeds, (Mapping, str, bytes))
+    if prefetch or thread:
+        if not is_iterable or (thread and isinstance(feeds, AsyncIterable)):
+            raise InvalidArgumentError(
+                f"prefetch is {prefetch}, thread is {thread}, and feeds is {safe_repr(what)}; prefetch is for feeds to "
+                "iterate over, thread=True for those that block; a queue holds what its producer puts in ahead of the runs"
+            )
+    elif isinstance(feeds, asyncio.Queue):
+        if max_wait_secs is not None and batch is None:
+            raise InvalidArgumentError(f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well")
+        return QueueFeeds(session, feeds, producers, batch, max_wait_secs)
+    for name, given in (("producer", producer), ("batch", batch), ("max_wait_secs", max_wait_secs)):
+        if given is not None:
+            # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
+            raise InvalidArgumentError(
+                f"{name} is {safe_repr(given)}, and feeds is {safe_repr(what)}; it is for an asyncio.Queue: an async "
+                "generator gives batches itself, and waits with `await session.until(queue.get(), producer=...)`"
+            )
+    if feeds is None:
+        return None
+    if not is_iterable:
+        close_unawaited(what)
+        raise InvalidArgumentError(
+            f"feeds is {safe_repr(what)}; give something to iterate over, sync or async, that has an element for each step, "
+            "or an asyncio.Queue"
+        )
+    if getattr(what, "gi_frame", what) is None or getattr(what, "ag_frame", what) is None:
+        raise InvalidArgumentError(f"feeds is {what!r}, which has ended; a generator gives its elements once: make a new one")
+    if isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(what):
+        return FeedsAhead(session, what, prefetch, thread=thread)
+    return PlainFeeds(session, what)
+
+
+class FeedsSetBack(BaseException):
+    """Ends a run whose feeds a recovery has set back: its element comes again, behind those that were used before it."""
 
 
 class _Source:
     """What each source has: the elements that were taken and not used, and a note of those that made steps."""
 
-    def __init__(self, supervisor: SessionSupervisor) -> None:
-        self._supervisor = supervisor
-        self._state = supervisor.state
+    def __init__(self, session: SessionFeeds) -> None:
+        self._session = session
+        self._state = session.state
         self._left: deque[Any] = deque()
 
     @property
@@ -63,14 +206,14 @@ class _Source:
         """Count an element as used: its run is complete."""
         session = self._state.session
         if session is not None:
-            self._supervisor.fed_step = session.committed_step
+            self._session.lost_step = session.committed_step
 
 
 class PlainFeeds(_Source):
     """An iterable, which is asked for an element when a step begins, and in a drain no more."""
 
-    def __init__(self, feeds: Iterable[Any], supervisor: SessionSupervisor) -> None:
-        super().__init__(supervisor)
+    def __init__(self, session: SessionFeeds, feeds: Iterable[Any]) -> None:
+        super().__init__(session)
         self._iterator = iter(feeds)
 
     def take(self) -> Any:
@@ -92,13 +235,13 @@ class QueueFeeds(_Source):
 
     def __init__(
         self,
+        session: SessionFeeds,
         queue: asyncio.Queue[Any],
         producers: Producers | None,
         batch: int | None,
         max_wait_secs: float | None,
-        supervisor: SessionSupervisor,
     ) -> None:
-        super().__init__(supervisor)
+        super().__init__(session)
         self._queue = queue
         self._producers = producers
         self._batch = batch
@@ -107,7 +250,7 @@ class QueueFeeds(_Source):
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         """Wait until there is an element, and then for the rest of its batch. What was taken stays here if this is cancelled."""
-        root, ends_at = self._supervisor.root, None
+        state, ends_at = self._state, None
         while len(self._left) < (self._batch or 1) and not self._ended:
             if not self._queue.empty():
                 self._left.append(self._queue.get_nowait())
@@ -118,12 +261,12 @@ class QueueFeeds(_Source):
             if ends_at is not None and now >= ends_at:
                 break
             # Without its producers, a queue ends in a drain when it is empty.
-            drains = self._producers is None and root.drain_reason is None
-            producers = self._producers or (() if root.should_drain() else None)
+            drains = self._producers is None and state.drain_reason is None
+            producers = self._producers or (None if state.drain_reason is None else ())
             try:
                 await wait_for(self._get(), producers, drain=drains, secs=None if ends_at is None else ends_at - now)
             except StopRequestedError:
-                if root.should_stop() or not (drains or self._left):
+                if state.whole.should_stop() or not (drains or self._left):
                     raise
                 if not drains:
                     break  # the rest of the batch is not to come
@@ -171,10 +314,8 @@ class FeedsAhead(_Source, Waiting):
     Whoever restores a checkpoint restores these feeds, too: what was taken before then is not used, as it comes again.
     """
 
-    def __init__(
-        self, feeds: AsyncIterable[Any] | Iterable[Any], ahead: int, *, thread: bool, supervisor: SessionSupervisor
-    ) -> None:
-        super().__init__(supervisor)
+    def __init__(self, session: SessionFeeds, feeds: AsyncIterable[Any] | Iterable[Any], ahead: int, *, thread: bool) -> None:
+        super().__init__(session)
         self.feeds: AsyncIterable[Any] | Iterable[Any] = feeds
         self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
         self._ahead = ahead
@@ -224,9 +365,9 @@ class FeedsAhead(_Source, Waiting):
             while not self.is_ready:
                 if self._reader is None and not self._restoring:
                     self._read_state = self._feeds_state()
-                    if self not in self._supervisor.feeds:
-                        self._supervisor.feeds.append(self)
-                    self._reader = self._supervisor.root.start_soon(self._read, name="feeds")
+                    if self not in self._session.ahead:
+                        self._session.ahead.append(self)
+                    self._reader = self._state.whole.start_soon(self._read, (), "feeds")
                 await self._wait_for_change()
         finally:
             self._asking -= 1
@@ -242,8 +383,8 @@ class FeedsAhead(_Source, Waiting):
             error, self._failure = self._failure, None
             raise_unchanged(error)
         if not self._left:
-            if self in self._supervisor.feeds:
-                self._supervisor.feeds.remove(self)  # not before: a recovery may restore feeds that have been read to the end
+            if self in self._session.ahead:
+                self._session.ahead.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
         taken = self.in_use[current_task()] = self._left.popleft()
         self._notify_change()
@@ -260,7 +401,7 @@ class FeedsAhead(_Source, Waiting):
 
     def use(self, element: Any) -> None:
         self.in_use.pop(current_task(), None)
-        if not self._supervisor.are_tracked(self):
+        if not self._session.are_tracked(self):
             super().use(element)
 
     def knows_state_of(self, one: object) -> bool:
@@ -288,13 +429,13 @@ class FeedsAhead(_Source, Waiting):
         self._restoring = True
         if self._reader is not None:
             self._reader.cancel()
-            await wait_done([self._reader], self._supervisor.grace_secs)
+            await wait_done([self._reader], self._state.grace_secs)
             self._ended, self._failure = False, None
 
     def note_restored(self) -> None:
         """Note that the feeds were given the state of a checkpoint: what is in use comes again."""
         self._ended = False  # if not restored, it stays at the end: many feeds begin another pass when they are read there
-        self._supervisor.set_back.update(self.in_use)
+        self._session.set_back.update(self.in_use)
         self.in_use.clear()
 
     def continue_reading(self) -> None:
@@ -308,8 +449,7 @@ class FeedsAhead(_Source, Waiting):
         used = False
         try:
             # A stop ends it, but no failure from which the session recovers.
-            state = self._supervisor.state
-            await state.whole.until(FeedWait(state, lambda: None), self._take_all())
+            await self._state.whole.until(FeedWait(self._state, lambda: None), self._take_all())
             used = True
         except StopRequestedError:
             pass  # the loop that asks for elements gets it as well
@@ -326,7 +466,7 @@ class FeedsAhead(_Source, Waiting):
             while await self._take_next(iterator):
                 pass
         except Exception as error:
-            if self._supervisor.state.whole.should_stop():
+            if self._state.whole.should_stop():
                 raise
             self._failure = error
         finally:
@@ -355,12 +495,12 @@ class FeedsAhead(_Source, Waiting):
                 self._taking = False
 
         try:
-            observers = self._supervisor.state.observers if self._ahead or self._thread else ()
+            observers = self._state.observers if self._ahead or self._thread else ()
             with observing(observers, "prefetch", "take a feed"):
                 if isinstance(self.feeds, AsyncIterable):
                     note(await anext(iterator, _END))
                 elif self._thread:
-                    await to_thread(take, grace_secs=self._supervisor.grace_secs)
+                    await to_thread(take, grace_secs=self._state.grace_secs)
                 else:
                     take()
         finally:  # a thread ends with its element, also after a cancel
@@ -379,7 +519,7 @@ class FeedsAhead(_Source, Waiting):
         if hasattr(iterator, "aclose"):
             await iterator.aclose()
         elif hasattr(iterator, "close"):
-            await to_thread(iterator.close, grace_secs=self._supervisor.grace_secs) if self._thread else iterator.close()
+            await to_thread(iterator.close, grace_secs=self._state.grace_secs) if self._thread else iterator.close()
 
     def _feeds_state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())

@@ -14,7 +14,7 @@ from functools import partial
 from signal import Signals
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, TypeVarTuple, Unpack, overload
+from typing import Any, NoReturn, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import LoopClock, current_clock, monotonic_now, quick_now
@@ -24,25 +24,49 @@ from aiohooks._diagnostics import warn_if_blocked
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
-from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError
+from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError, safe_repr
 from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
-from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, RunLock
+from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, FifoLock, RunLock
 from aiohooks.session._shutdown import Shutdown, swallows
-from aiohooks.session.coordinator import Coordinator
+from aiohooks.session._state import SessionState
+from aiohooks.session.coordinator import Coordinator, owner_of
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
+from aiohooks.session.feeds import Feeds, FeedsSetBack, SessionFeeds, source_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.session.producers import Producer
-from aiohooks.session.recovery import NEVER, FeedsSetBack, RecoveryPolicy, SessionSupervisor
+from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
-from aiohooks.session.status import SessionStatus, session_status
-from aiohooks.session.steps import Feeds, StepContext, Steps, StepsOptions
+from aiohooks.session.status import CLOSING, Activity, SessionStatus, activity, background_activities, call_activities, elapsed
+from aiohooks.session.steps import StepContext, StepFn, Steps, call_step_fn
 from aiohooks.stores.base import StepStore
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class StepsOptions(TypedDict, total=False):
+    """The options of `AsyncMonitoredSession.steps`, which are explained there."""
+
+    feeds: Feeds | None
+    producer: Producer | None
+    prefetch: int
+    thread: bool
+    batch: int | None
+    max_wait_secs: float | None
+
+
+class SessionOptions(TypedDict, total=False):
+    """The options of `AsyncMonitoredSession`, which are explained there, but `recovery`."""
+
+    global_step: StepStore | None
+    variables: Variables | None
+    stop_grace_period_secs: float
+    handle_signals: bool | SignalPolicy
+    yield_secs: float | None
+    name: str | None
 
 
 class AsyncMonitoredSession:
@@ -99,18 +123,20 @@ class AsyncMonitoredSession:
             raise InvalidArgumentError(f"name is {name!r}; give a non-empty str, or leave it out")
         creator = creator_of(source, global_step, variables)
         self._graph = creator.graph
-        self._hooks = HookSet(hooks, self._graph, stop_grace_period_secs)
-        self._supervisor = SessionSupervisor(creator, self._hooks, recovery, stop_grace_period_secs)
-        self._state = state = self._supervisor.state
-        self._root = self._supervisor.root
-        self._run_lock = RunLock(state, self._root, yield_secs)
-        self._shutdown = Shutdown(self._supervisor, self._hooks, self._run_lock)
+        self._root = Coordinator()
+        self._state = state = owner_of(self._root).state
+        state.name, state.graph, state.grace_secs = name, self._graph, stop_grace_period_secs
+        # Each of them knows those before it.
+        self._hooks = HookSet(state, hooks, self._graph)
+        self._feeds = SessionFeeds(state)
+        self._supervisor = SessionSupervisor(self._root, creator, self._hooks, recovery, self._feeds)
+        self._run_lock = RunLock(state, yield_secs)
+        self._shutdown = Shutdown(state, creator, self._hooks, self._run_lock)
         signals = policy_of(handle_signals)
         self._signals = None if signals is None else StopOnSignal(signals, state)
-        state.name = name
         self._end_watch: Callable[[], None] = lambda: None
         # Made of parts, so that the coordinator does not keep the session itself alive.
-        state.get_status = self._status = partial(session_status, state, self._supervisor, self._run_lock.turns, self._hooks)
+        state.get_status = self._status = partial(session_status, state, self._feeds, self._run_lock.turns, self._hooks)
 
     # -- running
 
@@ -165,7 +191,7 @@ class AsyncMonitoredSession:
         """Make one attempt of a run, which the state's `waits` can end: hooks and operations that may wait overlap."""
         state, supervisor, hooks, options = self._state, self._supervisor, self._hooks, request[2]
         waits = state.waits
-        if supervisor.set_back and current_task() in supervisor.set_back:
+        if self._feeds.set_back and current_task() in self._feeds.set_back:
             raise FeedsSetBack
         if state.current.errors:
             raise state.current.errors[0]
@@ -198,11 +224,11 @@ class AsyncMonitoredSession:
         else:
             result = await supervisor.run(waits, *request, None if options is None else {})
             scope.committed = True
-        if supervisor.history.total:
+        if state.recoveries:
             supervisor.history.completed(step)
         return result
 
-    async def run_step_fn(self, fn: Callable[[StepContext], Awaitable[T]]) -> T:
+    async def run_step_fn(self, fn: StepFn[T]) -> T:
         """Call `fn(step_context)`, which may make raw runs and runs with hooks; a recovery repeats the whole of it.
 
         Args:
@@ -211,10 +237,10 @@ class AsyncMonitoredSession:
         Returns:
             What `fn` returns. Raises like `run`.
         """
-        lock, supervisor, waits = self._run_lock, self._supervisor, self._state.waits
-        scope = await lock.wait()
+        lock, supervisor, state = self._run_lock, self._supervisor, self._state
+        scope, attempt = await lock.wait(), 0
 
-        async def run_attempt(request: SessionRunArgs, attempt: int) -> Any:
+        async def run(request: SessionRunArgs) -> Any:
             try:
                 return await self._run_once(scope, request, attempt)
             except BaseException as error:
@@ -222,18 +248,17 @@ class AsyncMonitoredSession:
                 raise
             finally:
                 scope.end_attempt()
-                waits.end_attempt()
+                state.waits.end_attempt()
                 supervisor.committed = None  # the function is repeated as a whole
 
         try:
-            attempt = 0
             while True:
                 attempt += 1
                 try:
-                    if self._state.current.errors:
-                        raise self._state.current.errors[0]
-                    step_context = StepContext(supervisor, lock, run_attempt, attempt)
-                    return await Wait[T]("a step function", waits=waits).result_of(step_context.call(fn))
+                    if state.current.errors:
+                        raise state.current.errors[0]
+                    step = call_step_fn(fn, StepContext(state, lock, run))
+                    return await Wait[T]("a step function", waits=state.waits).result_of(step)
                 except BaseException as error:
                     await supervisor.recover(error)
         finally:
@@ -289,8 +314,8 @@ class AsyncMonitoredSession:
         """
         if self._state.phase == "new":
             self._run_lock.check_entered()
-        options = feeds, producer, prefetch, thread, batch, max_wait_secs
-        return Steps(self, self._supervisor, self._run_lock, fetches, *options)
+        source = source_of(self._feeds, feeds, producer, prefetch, thread, batch, max_wait_secs)
+        return Steps(self, self._run_lock, self._feeds, source, fetches)
 
     # -- entering and leaving
 
@@ -306,7 +331,7 @@ class AsyncMonitoredSession:
             raise SessionClosedError(f"this session is {state.phase}: it is entered once; make a new one")
         state.label = f"session {state.name or current_task().get_name()!r}"
         state.whole.bind()
-        self._hooks.hold(state)
+        self._hooks.hold()
         state.entered_by = current_task()
         state.set_phase("opening")
         lock.thread, lock.now, state.waits.now = get_ident(), monotonic_now(), quick_now()
@@ -322,7 +347,7 @@ class AsyncMonitoredSession:
                     self._register_publisher(store)  # a worker waiting for its chief in another process publishes nothing yet
                 await supervisor.create()
                 warn_if_not_saved(state.session, self._graph)
-            self._register_publisher(supervisor.store)
+            self._register_publisher(state.store)
         except BaseException as error:
             await self._shutdown.end_opening(error)
         state.set_phase("open")
@@ -472,9 +497,9 @@ class AsyncMonitoredSession:
         Raises:
             SessionClosedError: the session was not entered yet.
         """
-        if self._supervisor.store is None:
+        if self._state.store is None:
             raise SessionClosedError("the step store is known once the session is open; use `async with`")
-        return self._supervisor.store
+        return self._state.store
 
     def status(self) -> SessionStatus:
         """Return the current activities of the session, for people and programs; waits for nothing."""
@@ -491,32 +516,56 @@ class AsyncMonitoredSession:
 
 
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):
-    """A monitored session that never recovers: every error reaches the caller."""
+    """A monitored session that never recovers: every error reaches the caller. It has the same arguments, without `recovery`."""
 
     def __init__(
-        self,
-        source: Source,
-        hooks: Iterable[SessionRunHook | HookRegistration] = (),
-        *,
-        global_step: StepStore | None = None,
-        variables: Variables | None = None,
-        stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
-        handle_signals: bool | SignalPolicy = False,
-        yield_secs: float | None = DEFAULT_YIELD_SECS,
-        name: str | None = None,
+        self, source: Source, hooks: Iterable[SessionRunHook | HookRegistration] = (), **options: Unpack[SessionOptions]
     ) -> None:
-        super().__init__(
-            source,
-            hooks,
-            global_step=global_step,
-            variables=variables,
-            recovery=NEVER,
-            stop_grace_period_secs=stop_grace_period_secs,
-            handle_signals=handle_signals,
-            yield_secs=yield_secs,
-            name=name,
-        )
+        super().__init__(source, hooks, recovery=NEVER, **options)
 
     def raw_session(self) -> Session | None:
         """The session without hooks; None when it is closed."""
         return self._state.session
+
+
+def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, hooks: HookSet) -> SessionStatus:
+    """Return the status of the monitored session that has these parts; waits for nothing."""
+    failure = state.recovery_error or next(iter(state.failures()), None)
+    now = None if state.waits.now is None or state.phase == "closed" else state.waits.now()
+    saver = None if state.session is None else state.session.saver
+    readers = [one.own_reader for one in feeds.ahead]
+    tasks = [task for owner in reversed(state.owners) for task in owner.tasks if task not in readers]
+    return SessionStatus(
+        state=state.phase,
+        global_step=None if state.store is None else state.store.latest.step,
+        runs=state.runs,
+        running=state.runner is not None,
+        queued=turns.waiting,
+        stop_reason=state.stop_reason,
+        recoveries=state.recoveries,
+        failure=None if failure is None else safe_repr(failure),
+        name=state.name,
+        state_secs=elapsed(state.since, now),
+        run_secs=elapsed(state.waits.began, now) if state.runner is not None else None,
+        doing=() if now is None else tuple(_activities(state, hooks, now)),
+        background=tuple(background_activities(tasks)),
+        steps=None if state.store is None else state.store.statistics(),
+        feeds_unused=sum(len(one.unused) for one in feeds.ahead),
+        pause_reason=state.pause_reason,
+        drain_reason=state.drain_reason,
+        mirror=None if saver is None else saver.mirror_status,
+        hooks=tuple(hooks.background.status(hooks.registered)),
+    )
+
+
+def _activities(state: SessionState, hooks: HookSet, now: float) -> list[Activity]:
+    """Return the most specific current activities: calls and operations; else the run, the block or the session itself."""
+    if hooks.waits is not None and (calls := call_activities(hooks.waits, now)):
+        return calls
+    if state.runner is not None:
+        run = activity(f"run {state.runs}", state.runner, elapsed(state.waits.began, now))
+        return call_activities(state.waits, now) or [run]
+    if state.entered_by is None:
+        return []
+    what = {"opening": "creating the session", "open": "the session's block"}.get(state.phase, CLOSING)
+    return [activity(what, state.entered_by)]

@@ -1,4 +1,7 @@
-"""Recovery: which errors are recovered from, when to give up, and the supervisor that replaces the raw session."""
+"""Recovery: which errors are recovered from, when to give up, and the supervisor that replaces the raw session.
+
+`recover` is what an error of a run goes through, from top to bottom.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import asyncio
 import dataclasses
 import functools
 import logging
-import weakref
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, cast
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._aio.observers import observing
 from aiohooks._aio.opening import opening_until
-from aiohooks._aio.overlap import Wait
+from aiohooks._aio.overlap import RunWaits, Wait
 from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks.checkpoint.stateful import Stateful
 from aiohooks.errors import (
     AbortedError,
     FeedsLostError,
@@ -28,25 +32,15 @@ from aiohooks.errors import (
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.graph.session import GatheredRun, Session, gathered_run
+from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState, end_tasks
 from aiohooks.session.coordinator import Coordinator, owner_of
 from aiohooks.session.creators import ChiefSessionCreator, SessionCreator, restore_hooks
+from aiohooks.session.feeds import FeedsSetBack, SessionFeeds
 from aiohooks.stores._protocol import Position
-from aiohooks.stores.base import StepStore
-
-if TYPE_CHECKING:
-    from aiohooks._aio.overlap import RunWaits
-    from aiohooks.checkpoint.stateful import Stateful
-    from aiohooks.session.feeds import FeedsAhead
-    from aiohooks.session.steps import Loop
 
 _logger = logging.getLogger("aiohooks")
-_HOW_TO_KEEP_FEEDS = (
-    "give the loop feeds with a state_dict, and track them in the Scaffold; or, where nothing but variables changes, use "
-    'RecoveryPolicy(restore="memory")'
-)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,10 +101,6 @@ NEVER = RecoveryPolicy((), max_attempts=0)
 """The policy of a session that never recovers."""
 
 
-class FeedsSetBack(BaseException):
-    """Ends a run whose feeds a recovery has set back: its element comes again, behind those that were used before it."""
-
-
 class CommittedRun(NamedTuple):
     """A run that failed after it had been committed: what `run` would have returned, and the step, in its epoch."""
 
@@ -123,8 +113,6 @@ class RecoveryHistory:
 
     def __init__(self, policy: RecoveryPolicy) -> None:
         self._policy = policy
-        self.total: int = 0
-        """Recoveries so far."""
         self._in_a_row: list[str] = []
         self._failed_steps: list[int] = []
         """The steps whose runs failed, since the first of them, or a later one, was completed."""
@@ -142,7 +130,6 @@ class RecoveryHistory:
                 return f"step {failed[0]} failed {len(failed)} times (no_progress_limit={limit})"
         if len(self._in_a_row) > self._policy.max_attempts:
             return f"{self._policy.max_attempts} attempts are used up"
-        self.total += 1
         return None
 
     def completed(self, step: int) -> None:
@@ -161,33 +148,23 @@ class RecoveryHistory:
         return [f"recovery gave up: {why}; what failed, oldest first:", *(f"  {line}" for line in self._in_a_row[-20:])]
 
 
-class SessionSupervisor:
+class SessionSupervisor(Monitor):
     """Creates the raw session and its coordinator, and replaces both in a recovery.
 
     The monitored session's own coordinator, `root`, lives through recoveries; `coord` is new with each session.
     """
 
-    def __init__(self, creator: SessionCreator, hooks: HookSet, policy: RecoveryPolicy, grace_secs: float) -> None:
-        self.root: Coordinator = Coordinator()
-        self.coord: Coordinator = self.root
-        self.state: SessionState = owner_of(self.root).state
-        self.state.graph, self.state.observers = creator.graph, hooks.observers
+    def __init__(
+        self, root: Coordinator, creator: SessionCreator, hooks: HookSet, policy: RecoveryPolicy, feeds: SessionFeeds
+    ) -> None:
+        self._root = root
+        self.coord: Coordinator = root
+        self.state: SessionState = feeds.state
         self.state.is_recoverable = policy.recovers
+        self.grace_secs = self.state.grace_secs
         self.run: GatheredRun
         """Makes a run of the raw session as part of what a monitored run awaits."""
-        self.store: StepStore | None = None
-        """The step store of the sessions so far; all have the same."""
-        self.feeds: list[FeedsAhead] = []
-        """The feeds that a task reads."""
-        self.set_back: set[asyncio.Task[Any]] = set()
-        """The tasks whose element a recovery has taken back, until their run has ended."""
-        self.fed_step: int = 0
-        """The last step of a loop whose feeds cannot be set back."""
-        self._reached = -1
-        """The last step before a recovery, or -1."""
-        self._was_fed = False
-        self.loops: weakref.WeakSet[Loop] = weakref.WeakSet()
-        """The loops of steps that have begun and not ended; one that was left is not referred to any more."""
+        self.feeds: SessionFeeds = feeds
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self.committed: CommittedRun | None = None
         """The run in progress, if it failed after it had been committed."""
@@ -196,22 +173,27 @@ class SessionSupervisor:
             creator.restores_again = policy.restore == "checkpoint"
         self._hooks = hooks
         self._policy = policy
-        self.grace_secs: float = grace_secs
-        """How long cleanup may take, and what does not end immediately."""
+
+    # -- what the raw session asks
+
+    def stateful_hooks(self) -> Mapping[str, Stateful]:
+        return self._hooks.stateful()
+
+    def state_of(self, one: Stateful) -> Any:
+        return self.feeds.state_of(one)
+
+    async def drain_hooks(self) -> None:
+        await self._hooks.drain_stateful()
 
     # -- the error of a run: raise it, or recover
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed, for a policy that returns its result."""
-        uses_tracked = any(self.state.runner in feeds.in_use and self.are_tracked(feeds) for feeds in self.feeds)
+        feeds = self.feeds
+        uses_tracked = any(self.state.runner in one.in_use and feeds.are_tracked(one) for one in feeds.ahead)
         if self._policy.after_commit == "return" or uses_tracked:
             epoch = session.global_step.latest.epoch
             self.committed = CommittedRun(result, Position(epoch, session.committed_step))
-
-    def are_tracked(self, feeds: FeedsAhead) -> bool:
-        """Return whether a recovery that restores the session sets these feeds back."""
-        tracked = getattr(self.state.session, "tracked", {})  # a session of another class may have none
-        return any(one is feeds.feeds for one in tracked.values())
 
     async def recover(self, error: BaseException) -> CommittedRun | None:
         """Replace the session after `error` came out of a run.
@@ -226,7 +208,7 @@ class SessionSupervisor:
         state, waits = self.state, self.state.waits
         committed, self.committed = self.committed, None
         try:
-            if waits.scope is not None:
+            if waits.scope is not None and waits.scope.observers:
                 waits.scope.end_attempt(error)
             cause = waits.cause
             waits.reset()
@@ -246,7 +228,7 @@ class SessionSupervisor:
                 await self._replace(error, step if committed is None else committed.position.step, waits)
             if committed is None or not self._has_commit(committed.position):
                 return None
-            self.set_back.discard(current_task())  # the checkpoint has the step, and the feeds behind it
+            self.feeds.set_back.discard(current_task())  # the checkpoint has the step, and the feeds behind it
             return committed
         finally:
             del error  # the traceback of what is raised has this frame
@@ -298,6 +280,7 @@ class SessionSupervisor:
         """Say that the session recovers from `error`, before anything can end that; or return why it does not."""
         why = self.history.failed(error, step)
         if why is None:
+            self.state.recoveries += 1
             _logger.warning("%s: recovering from %s", self.state.label, safe_repr(error))
             return None
         self.state.recovery_error = error
@@ -321,21 +304,20 @@ class SessionSupervisor:
             del error
         pause = self.history.pause_secs()
         if pause > 0 and not state.stopped:
-            await self.root.wait_for_stop(pause)
+            await state.whole.wait_for(state.whole.should_stop, pause)
 
     async def _close_session(self, why: str) -> None:
         """Cancel the session's tasks and close it. Errors are only logged: another one is being reported."""
         state, owner = self.state, self.state.current
-        session, state.session = state.session, None
+        session = state.session
         if session is None:
             return
-        self._reached = max(self._reached, session.global_step.latest.step)
-        self._was_fed = self._was_fed or (isinstance(session, Session) and session.was_fed)
+        self.feeds.note_loss(session, session.global_step.latest.step)
+        state.session = None
 
         async def close() -> None:
             await self._hooks.background.finish(self.grace_secs)  # they are calls for this session
-            for feeds in tuple(self.feeds):
-                await feeds.stop_reading()
+            await self.feeds.stop_reading()
             owner.close()
             owner.disown("its session was replaced")
             await end_tasks([owner], 0, self.grace_secs, why, f"{state.label}, recovering")
@@ -386,67 +368,28 @@ class SessionSupervisor:
         Raises:
             SessionClosedError: the monitored session was closed meanwhile.
         """
-        with opening_until(functools.partial(self.root.until, drain=not in_drain)):
+        with opening_until(functools.partial(self._root.until, drain=not in_drain)):
             session = await self.creator.create_session()
         created: object = session
         if not all(hasattr(created, name) for name in ("run", "aclose", "graph", "global_step")):
             raise InvalidArgumentError(f"{self.creator!r} created {created!r}; a SessionCreator returns a Session")
         if session.graph is not self.creator.graph:
             raise InvalidArgumentError(f"{self.creator!r} created a session of another graph than its own `graph`")
-        self.state.session, self.run = session, gathered_run(session)
+        self.state.session, self.run = session, monitored_run(session, self)
         await self._check_open()
-        self.store = session.global_step
-        self.coord = Coordinator(parent=self.root, is_recoverable=self._policy.recovers)
+        self.state.store = session.global_step
+        self.coord = Coordinator(parent=self._root, is_recoverable=self._policy.recovers)
         self.state.current = owner_of(self.coord)
         if isinstance(created, Session):
-            created.stateful_hooks, created.drain_hooks = self._hooks.stateful, self._hooks.drain_stateful
-            created.state_of = self._state_of
-            created.inherit_grace_secs(self.grace_secs)
             restore_hooks(created)
-            for feeds in self.feeds:
-                if created.restored is not None and self.are_tracked(feeds):
-                    feeds.note_restored()  # before a hook can fail: what is in use comes again
-            self._say_what_is_gone(created)
+            self.feeds.note_new_session(created, self._policy.on_lost_feeds)  # before a hook can fail: what is in use comes again
         await self._hooks.after_create_session(session, self.coord)
         await self._check_open()
-        for feeds in self.feeds:
-            feeds.continue_reading()
+        self.feeds.continue_reading()
         return session
-
-    def _say_what_is_gone(self, session: Session) -> None:
-        """Say in a recovery how many steps a restored session has gone back, and what a session in memory has kept."""
-        label, reached, fed_step, feeds = self.state.label, self._reached, self.fed_step, self.feeds
-        if reached < 0:
-            return  # the first session
-        if session.restored is None:
-            fed: list[object] = [one.feeds for one in feeds]
-            kept = [name for name, one in session.tracked.items() if all(one is not each for each in fed)]
-            if kept:
-                names = ", ".join(map(repr, kept))
-                _logger.warning("%s: continues with the tracked objects %s as the failed run has left them", label, names)
-            return
-        step = session.restored.checkpoint.step
-        self._reached, self.fed_step = step, min(fed_step, step)
-        if step >= reached:
-            return
-        are_set_back = any(map(self.are_tracked, feeds))
-        steps = f"{reached - step} step{'s' if reached - step > 1 else ''}"
-        text = f"went back from step {reached} to step {step}, that of {session.restored.checkpoint.path}: {steps}"
-        if fed_step <= step and (are_set_back or not self._was_fed):
-            _logger.warning("%s: %s are undone%s", label, text, ", and their feeds come again" if are_set_back else "")
-            return
-        text = f"{text}, and with them their feeds, are gone"
-        if self._policy.on_lost_feeds == "raise":
-            raise FeedsLostError(f"the recovery {text}; {_HOW_TO_KEEP_FEEDS}") from self.state.recovering_from
-        _logger.warning("%s: %s; %s", label, text, _HOW_TO_KEEP_FEEDS)
 
     async def _check_open(self) -> None:
         """Raise if the monitored session was closed meanwhile, because what creates a session ignored its cancellation."""
         if self.state.whole.closed:
             await self._close_session("the session was closed")
             raise SessionClosedError("the session was closed while a raw session was created")
-
-    def _state_of(self, one: Stateful) -> Any:
-        """Return the state of a tracked object: of feeds that are taken ahead, the one behind what was used."""
-        known = next((feeds for feeds in self.feeds if feeds.knows_state_of(one)), None)
-        return one.state_dict() if known is None else known.used_state()

@@ -5,25 +5,15 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import Any
 
 from aiohooks import checkpoint
+from aiohooks._aio.overlap import RunWaits
 from aiohooks._diagnostics import task_wait
 from aiohooks.dispatch.calls import HookCalls, HookStatus
-from aiohooks.errors import safe_repr
-from aiohooks.session.hook import SessionRunHook
+from aiohooks.dispatch.hook import Hook
 from aiohooks.stores.base import StoreStatistics
 
-if TYPE_CHECKING:
-    from aiohooks._aio.overlap import RunWaits
-    from aiohooks.session._hooks import HookSet
-    from aiohooks.session._run_lock import FifoLock
-    from aiohooks.session._state import SessionState
-    from aiohooks.session.recovery import SessionSupervisor
-
-OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
-"""The states of the sessions of this process that are being opened, are open, or are being closed."""
 CLOSING = "closing the session"
 """The activity of a session that ends while no hook and no run is active."""
 
@@ -45,7 +35,7 @@ class Activity:
     secs: float | None = None
     awaits: str | None = None
     where: str | None = None
-    hook: SessionRunHook | None = dataclasses.field(default=None, repr=False)
+    hook: Hook | None = dataclasses.field(default=None, repr=False)
     task: asyncio.Task[Any] | None = dataclasses.field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -145,61 +135,19 @@ def _hook(one: HookStatus) -> str:
     return f"{text}; {one.dropped} dropped{'; disabled' if one.disabled else ''}"
 
 
-def session_status(state: SessionState, supervisor: SessionSupervisor, turns: FifoLock, hooks: HookSet) -> SessionStatus:
-    """Return the status of the monitored session that has these parts; waits for nothing."""
-    failure = state.recovery_error or next(iter(state.failures()), None)
-    now = None if state.waits.now is None or state.phase == "closed" else state.waits.now()
-    saver = None if state.session is None else state.session.saver
-    readers = [feeds.own_reader for feeds in supervisor.feeds]
-    tasks = [task for owner in reversed(state.owners) for task in owner.tasks if task not in readers]
-    return SessionStatus(
-        state=state.phase,
-        global_step=None if supervisor.store is None else supervisor.store.latest.step,
-        runs=state.runs,
-        running=state.runner is not None,
-        queued=turns.waiting,
-        stop_reason=state.stop_reason,
-        recoveries=supervisor.history.total,
-        failure=None if failure is None else safe_repr(failure),
-        name=state.name,
-        state_secs=_elapsed(state.since, now),
-        run_secs=_elapsed(state.waits.began, now) if state.runner is not None else None,
-        doing=() if now is None else tuple(_activities(state, hooks, now)),
-        background=tuple(background_activities(tasks)),
-        steps=None if supervisor.store is None else supervisor.store.statistics(),
-        feeds_unused=sum(len(feeds.unused) for feeds in supervisor.feeds),
-        pause_reason=state.pause_reason,
-        drain_reason=state.drain_reason,
-        mirror=None if saver is None else saver.mirror_status,
-        hooks=tuple(hooks.background.status(hooks.registered)),
-    )
+def activity(what: str, task: asyncio.Task[object], secs: float | None = None, hook: Hook | None = None) -> Activity:
+    """Return what a task does, and what it waits for."""
+    wait = task_wait(task)
+    return Activity(what, secs, wait.awaits, wait.where, hook, task)
 
 
-def _activities(state: SessionState, hooks: HookSet, now: float) -> list[Activity]:
-    """Return the most specific current activities: calls and operations; else the run, the block or the session itself."""
-    if hooks.waits is not None and (calls := _calls(hooks.waits, now)):
-        return calls
-    if state.runner is not None:
-        run = activity(f"run {state.runs}", state.runner, _elapsed(state.waits.began, now))
-        return _calls(state.waits, now) or [run]
-    if state.entered_by is None:
-        return []
-    what = {"opening": "creating the session", "open": "the session's block"}.get(state.phase, CLOSING)
-    return [activity(what, state.entered_by)]
-
-
-def _calls(waits: RunWaits, now: float) -> list[Activity]:
-    overlap, secs = waits.current, _elapsed(waits.suspended_at, now)
+def call_activities(waits: RunWaits, now: float) -> list[Activity]:
+    """Return what the calls do that are awaited."""
+    overlap, secs = waits.current, elapsed(waits.suspended_at, now)
     return [
         activity(what, task, secs, overlap.hook(number) if isinstance(overlap, HookCalls) else None)
         for number, what, task in (() if overlap is None else overlap.unfinished)
     ]
-
-
-def activity(what: str, task: asyncio.Task[object], secs: float | None = None, hook: SessionRunHook | None = None) -> Activity:
-    """Return what a task does, and what it waits for."""
-    wait = task_wait(task)
-    return Activity(what, secs, wait.awaits, wait.where, hook, task)
 
 
 def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activity]:
@@ -207,5 +155,6 @@ def background_activities(tasks: Iterable[asyncio.Task[object]]) -> list[Activit
     return [activity(f"background task {task.get_name()!r}", task) for task in tasks]
 
 
-def _elapsed(since: float | None, now: float | None) -> float | None:
+def elapsed(since: float | None, now: float | None) -> float | None:
+    """Return the seconds since then, if both times are known."""
     return None if since is None or now is None else max(0.0, now - since)

@@ -34,7 +34,7 @@ from aiohooks._aio.clock import set_current_clock, sleep
 from aiohooks._diagnostics import task_wait
 from aiohooks._validate import check_choice, check_instance, check_secs, checked_int, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, flattened, safe_repr
-from aiohooks.session.status import OPEN_SESSIONS
+from aiohooks.session._state import OPEN_SESSIONS
 from aiohooks.testing._schedule_loop import NumberedTask, Place, Schedule, ScheduleLoop
 from aiohooks.testing.leaks import describe_context, describe_unraisable
 

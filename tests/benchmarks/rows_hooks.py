@@ -13,6 +13,7 @@ import aiohooks as ah
 from aiohooks._aio.overlap import RunWaits
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.session._hooks import HookSet
+from aiohooks.session._state import SessionState
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
 
 HOOKS = 5
@@ -233,7 +234,7 @@ async def suspending_hooks(counts: Counts) -> AsyncIterator[Setup]:
 def _both_phases(
     hooks: Sequence[ah.SessionRunHook], context: ah.SessionRunContext, values: ah.SessionRunValues
 ) -> Callable[[], Awaitable[None]]:
-    checked, waits = HookSet(hooks, ah.Graph(), 120.0), RunWaits()
+    checked, waits = HookSet(SessionState(), hooks, ah.Graph()), RunWaits()
 
     async def both() -> None:
         await call_groups(checked.before_run, (context,), step=1, waits=waits)

@@ -77,10 +77,7 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.global_step": "property",
     "AsyncMonitoredSession.status": "(self)",
     "AsyncMonitoredSession.aclose": "async (self)",
-    "AsyncSingularMonitoredSession": (
-        "(source, hooks=(), *, global_step=None, variables=None, stop_grace_period_secs=10.0, handle_signals=False, "
-        "yield_secs=0.005, name=None)"
-    ),
+    "AsyncSingularMonitoredSession": "(source, hooks=(), **options)",  # those of AsyncMonitoredSession, but `recovery`
     "AsyncSingularMonitoredSession.raw_session": "(self)",
     "Backoff": "(initial_secs=0.1, max_secs=30.0, jitter=True)",
     "session.Activity": None,

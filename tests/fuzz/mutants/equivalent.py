@@ -110,7 +110,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_RANGE.format('count * kind.itemsize')}  =>  {_RANGE.format('(count / kind.itemsize)')}",
     ): "numpy and torch refuse such a tensor with an error that is as good",
     ("aiohooks/session/steps.py", "StepContext.run_with_hooks", _TURN): "a turn is due some time after that, not at it",
-    ("aiohooks/session/steps.py", "Steps.next_values", _TURN): "a turn is due some time after that, not at it",
+    ("aiohooks/session/steps.py", "Steps._next_values", _TURN): "a turn is due some time after that, not at it",
     (
         "aiohooks/session/_hooks.py",
         "Merger.merge",

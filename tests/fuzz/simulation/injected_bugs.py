@@ -14,8 +14,7 @@ from typing import Any
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
 from aiohooks.session import creators
-from aiohooks.session.feeds import FeedsAhead
-from aiohooks.session.recovery import SessionSupervisor
+from aiohooks.session.feeds import FeedsAhead, SessionFeeds
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import Member, Position, Snapshot, Write
 from aiohooks.stores._run_state import RunState
@@ -207,7 +206,7 @@ def the_oldest_checkpoint_is_restored(checkpoint_names: Method, names: Any) -> A
 def an_interrupted_element_is_repeated(note_restored: Method, self: FeedsAhead) -> None:
     """The run of an element is repeated before those that come again, and the element comes once more."""
     note_restored(self)
-    self._supervisor.set_back.clear()
+    self._session.set_back.clear()
 
 
 @bug(FeedsAhead, "used_state", scenario=training)
@@ -222,8 +221,8 @@ async def what_was_read_ahead_is_not_set_back(stop_reading: Method, self: FeedsA
     """After a recovery, steps are fed with what was taken before."""
 
 
-@bug(SessionSupervisor, "_say_what_is_gone", scenario=training)
-def lost_feeds_are_not_said(say: Method, self: SessionSupervisor, session: Any) -> None:
+@bug(SessionFeeds, "_say_what_is_undone", scenario=training)
+def lost_feeds_are_not_said(say: Method, self: SessionFeeds, *args: Any) -> None:
     """A recovery goes back, and the feeds of the steps since are gone without a word."""
 
 
