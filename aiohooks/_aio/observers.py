@@ -5,6 +5,7 @@ in its scope (`RunScope.observers`); those of a session, with what happens outsi
 
     observing       a block
     observed_call   a call that is awaited
+    watched         a coroutine that is awaited, with what it waits for
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ahead, the write of a checkpoint, a wait that a stop ends, or a recovery."""
 class Observation(Protocol):
     """One activity, as one observer sees it; must not raise."""
 
-    def suspended(self) -> object:
+    def suspended(self) -> None:
         """Called when a hook's method or an operation suspends for the first time."""
 
     def ended(self, error: BaseException | None) -> object:
@@ -68,19 +69,15 @@ def _started(observers: Sequence[Observer], kind: Kind, what: str) -> Observatio
     return _Observations([one.started(kind, what) for one in observers])
 
 
-class _Observing:
-    """A block that observers are notified of."""
-
-    __slots__ = ("_observation",)
-
-    def __init__(self, observers: Sequence[Observer], kind: Kind, what: str) -> None:
-        self._observation = _started(observers, kind, what)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._observation.ended(error)
+@contextlib.contextmanager
+def _observing(observers: Sequence[Observer], kind: Kind, what: str) -> Generator[None]:
+    observation = _started(observers, kind, what)
+    try:
+        yield
+    except BaseException as error:
+        observation.ended(error)
+        raise
+    observation.ended(None)
 
 
 _UNOBSERVED = contextlib.nullcontext()
@@ -88,46 +85,64 @@ _UNOBSERVED = contextlib.nullcontext()
 
 def observing(observers: Sequence[Observer], kind: Kind, what: str) -> AbstractContextManager[None]:
     """Return a context manager that notifies `observers` of its block."""
-    return _Observing(observers, kind, what) if observers else _UNOBSERVED
+    return _observing(observers, kind, what) if observers else _UNOBSERVED
 
 
-@types.coroutine
-def observed_call(
+async def observed_call(
     call: Callable[..., Awaitable[Any]], kind: Kind, what: str, observers: Sequence[Observer], /, *args: Any, **keywords: Any
-) -> Generator[Any, Any, Any]:
+) -> Any:
     """Await `call(*args, **keywords)`, and notify `observers` of it."""
     observation = _started(observers, kind, what)
-    error: BaseException | None = None
-    suspended = False
     try:
-        coro: Any = call(*args, **keywords)
-        made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
-        if made is not types.CoroutineType:
-            coro = _await(coro)
-        while True:
-            try:
-                waiting = coro.send(None) if error is None else coro.throw(error)
-            except StopIteration as stop:
-                result = stop.value
-                break
-            finally:
-                error = None  # its traceback has this frame
-            if not suspended:
-                suspended = True
-                observation.suspended()
-            try:
-                yield waiting
-            except GeneratorExit:
-                coro.close()
-                raise
-            except BaseException as thrown:
-                error = thrown
-    except BaseException as failure:
-        observation.ended(failure)
+        result = await watched(call(*args, **keywords), observation.suspended)
+    except BaseException as error:
+        observation.ended(error)
         raise
     observation.ended(None)
     return result
 
 
-async def _await(awaitable: Awaitable[Any]) -> Any:
+@types.coroutine
+def watched(
+    awaitable: Awaitable[Any],
+    suspended: Callable[[], int | None],
+    resumed: Callable[[BaseException | None], object] | None = None,
+) -> Generator[Any, Any, Any]:
+    """Await something, and notify the caller of the waits in it: the one place that resumes a coroutine by hand.
+
+    Args:
+        awaitable: what is awaited.
+        suspended: called when it waits. What this raises is raised there; the wait is longer by as many turns of the loop as it
+            returns.
+        resumed: called after each wait, with what is raised there; without it only the first wait counts.
+    """
+    made: Any = type(awaitable)
+    coro: Any = awaitable if made is types.CoroutineType else _awaited(awaitable)
+    counts = True
+    error: BaseException | None = None
+    while True:
+        try:
+            waits_for = coro.send(None) if error is None else coro.throw(error)
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            error = None  # its traceback has this frame
+        try:
+            turns = suspended() if counts else None
+            yield waits_for
+            if turns is not None:
+                for _ in range(turns):
+                    yield
+        except GeneratorExit:
+            coro.close()
+            raise
+        except BaseException as thrown:
+            error = thrown
+        if resumed is None:
+            counts = False
+        else:
+            resumed(error)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
     return await awaitable

@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 import time
-import types
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, LoopClock, TimerHandle, current_clock
+from aiohooks._aio.observers import watched
 from aiohooks._diagnostics import BlockedLoopWatch, Frames, user_location
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
@@ -197,38 +197,27 @@ class HookTimingHook(SessionRunHook):
     def _timed(self, method: Method, times: PhaseTime) -> Method:
         @functools.wraps(method)
         async def call(*args: Any) -> Any:
-            return await self._measure(method(*args), times)
+            now = self._now
+            began = changed = now()  # when it was called, and when it was suspended or resumed last
+
+            def suspended() -> None:
+                nonlocal changed
+                resumed, changed = changed, now()
+                self._record_block(times, changed - resumed)
+
+            def resumed(_: object) -> None:
+                nonlocal changed
+                suspended, changed = changed, now()
+                times.waiting_secs += changed - suspended
+
+            try:
+                return await watched(method(*args), suspended, resumed)
+            finally:
+                suspended()
+                times.calls += 1
+                times.histogram[bisect_left(BUCKET_SECS, changed - began)] += 1
 
         return call
-
-    @types.coroutine
-    def _measure(self, coro: Coroutine[Any, Any, Any], times: PhaseTime) -> Generator[Any, Any, Any]:
-        """Await `coro`, and add up the times from each resumption to the next suspension."""
-        now = self._now
-        error: BaseException | None = None
-        began = resumed = now()
-        try:
-            while True:
-                try:
-                    waiting = coro.send(None) if error is None else coro.throw(error)
-                except StopIteration as stop:
-                    return stop.value
-                finally:
-                    suspended = now()
-                    self._record_block(times, suspended - resumed)
-                try:
-                    yield waiting
-                    error = None
-                except GeneratorExit:
-                    coro.close()
-                    raise
-                except BaseException as thrown:
-                    error = thrown
-                resumed = now()
-                times.waiting_secs += resumed - suspended
-        finally:
-            times.calls += 1
-            times.histogram[bisect_left(BUCKET_SECS, now() - began)] += 1
 
     def _record_block(self, times: PhaseTime, secs: float) -> None:
         times.blocking_secs += secs

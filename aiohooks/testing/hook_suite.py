@@ -10,12 +10,12 @@ import inspect
 import itertools
 import pickle
 import tempfile
-import types
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import new_task
+from aiohooks._aio.observers import watched
 from aiohooks._validate import is_coroutine_function
 from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.dispatch.group import HookGroup
@@ -276,31 +276,25 @@ class _Waits:
 
     async def counted(self, coro: Coroutine[Any, Any, Any], place: str) -> Any:
         """Await a coroutine, and count its waits."""
-        return await self._resume(coro, place)
-
-    @types.coroutine
-    def _resume(self, coro: Coroutine[Any, Any, Any], place: str) -> Generator[Any, Any, Any]:
-        resume: Callable[[], Any] = functools.partial(coro.send, None)
         error: BaseException | None = None
-        while True:
-            try:
-                waits_for = resume()
-            except StopIteration as stop:
-                self.swallowed |= isinstance(error, asyncio.CancelledError) and place == self.place
-                return stop.value
+
+        def suspended() -> int:
             self.count += 1
             if self.count > 2_000:
                 raise AssertionError("it waits more than 2000 times, so it may never end")
-            is_cut_off, error = self.count == self._at, None
-            try:
-                if is_cut_off:
-                    self.place = place
-                    self.cut_off()
-                resume = functools.partial(coro.send, (yield waits_for))
-                for _ in range(20 if is_cut_off else 0):  # a wait of one turn would be over before the cancel comes
-                    yield
-            except BaseException as caught:
-                error, resume = caught, functools.partial(coro.throw, caught)
+            if self.count != self._at:
+                return 0
+            self.place = place
+            self.cut_off()
+            return 20  # a wait of one turn would be over before the cancel comes
+
+        def resumed(thrown: BaseException | None) -> None:
+            nonlocal error
+            error = thrown
+
+        result = await watched(coro, suspended, resumed)
+        self.swallowed |= isinstance(error, asyncio.CancelledError) and place == self.place
+        return result
 
 
 async def restores_context_variables(case: _Case) -> None:
