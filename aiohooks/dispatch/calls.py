@@ -25,6 +25,7 @@ from aiohooks._aio.clock import monotonic_now
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
+from aiohooks._aio.reports import Tally
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
@@ -108,9 +109,9 @@ class RegisteredHook:
         self.counted: int = 0
         """Its other calls."""
         self.dropped: int = 0
-        self.overflows: int = 0
+        self.overflows: Tally = Tally()
         """Calls that were dropped because its queue was full."""
-        self.failures: int = 0
+        self.failures: Tally = Tally()
         self.failures_in_a_row: int = 0
         self.last_error: str | None = None
         self.disabled_since: float | None = None
@@ -124,16 +125,15 @@ class RegisteredHook:
     def status(self, pending: int) -> HookStatus:
         """Return what has become of its calls, of which `pending` are queued."""
         calls = self.counted + sum(group.made for one in self.groups if (group := one()) is not None)
-        return HookStatus(self.name, calls, self.failures, self.last_error, self.dropped, self.disabled_since, pending)
+        return HookStatus(self.name, calls, self.failures.count, self.last_error, self.dropped, self.disabled_since, pending)
 
     def overflowed(self, who: str) -> None:
         """Count a call that is dropped because the queue is full, and log the first and then every tenfold."""
         self.counted += 1
         self.dropped += 1
-        self.overflows += 1
-        if _is_logged(self.overflows):
+        if self.overflows.add():
             text = "%s: background call dropped, as its on_full says: max_pending=%s are pending; dropped so far: %s"
-            _logger.warning(text, who, self.registration.max_pending, self.overflows)
+            _logger.warning(text, who, self.registration.max_pending, self.overflows.count)
 
     def log_dropped(self, who: str, answer: object, reason: str) -> None:
         """Log that an answer does not count, once for each method."""
@@ -168,16 +168,17 @@ class RegisteredHook:
         """Count an error. With `on_error="log"` return true, and log the first with its traceback, then every tenfold."""
         if not isinstance(error, Exception):
             return False
-        self.failures += 1
+        is_logged = self.failures.add()
         self.last_error = printable(safe_repr(error))
         if self.registration.on_error != "log":
             return False
         self.failures_in_a_row += 1
-        if self.failures == 1:
+        count = self.failures.count
+        if count == 1:
             add_origin(error, who)  # later ones are often the same error again, which would collect notes
             _logger.error("%s failed; continuing, as its on_error says: %s", who, self.last_error, exc_info=error)
-        elif _is_logged(self.failures):
-            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, self.failures, error)
+        elif is_logged:
+            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, count, error)
         limit, retry = self.registration.disable_after, self.registration.retry_secs
         if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
             self.disabled_since = time.time()
@@ -188,11 +189,6 @@ class RegisteredHook:
 
     def __repr__(self) -> str:
         return f"<{self.name}{'' if self.disabled_since is None else ', disabled'}>"
-
-
-def _is_logged(number: int) -> bool:
-    """Return whether it is the 1st, the 10th, the 100th and so on."""
-    return str(number).rstrip("0") == "1"
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import IO, Any, Generic, Literal, TypeVar, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import Clock, current_clock, wake
+from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._aio.thread_queue import ThreadQueue
 from aiohooks.errors import InvalidArgumentError, add_note
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
@@ -190,29 +188,34 @@ OnWriteError = Literal["raise", "log"]
 """How a failed write is reported: `"raise"` raises it in the next run at the latest, `"log"` logs the first one."""
 
 
-class BackgroundWriter(Generic[T]):
+class BackgroundWriter(ThreadQueue[T]):
     """Calls `write(records)` in a thread of its own, in order, with all records that are queued.
 
-    `put` waits while `max_queue` records are unwritten. A failed write loses its records, which are counted. The thread
-    starts with the first record.
+    `put` waits while `max_queue` records are unwritten. A failed write loses its records, which are counted.
     """
 
     def __init__(self, write: Callable[[list[T]], None], *, what: str, max_queue: int, on_write_error: OnWriteError) -> None:
         """Create a writer; `what` names its target in messages."""
+        super().__init__(f"writer of {what}", max_queue)
         self.lost = 0
         """How many records could not be written."""
         self._write = write
         self._what = what
-        self._max_queue = max_queue
         self._raises = on_write_error == "raise"
         self._failure: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._changed = threading.Condition()  # guards the attributes below
-        self._queue: deque[T] = deque()
-        self._batch: list[T] = []  # being written
-        self._stopping = False
-        self._waiters: list[asyncio.Future[None]] = []
+
+    def work(self, items: list[T]) -> None:
+        self._write(items)
+
+    def done(self, items: list[T], error: BaseException | None) -> None:
+        if error is None:
+            return
+        self.lost += len(items)
+        if self._raises:
+            add_note(error, f"raised by the writer of {self._what}")
+            self._failure = self._failure or error
+        elif self.lost == len(items):
+            _logger.error("%s cannot be written; continuing without these records", self._what, exc_info=error)
 
     def raise_failure(self) -> None:
         """Raise the first error of the writes, once."""
@@ -220,101 +223,26 @@ class BackgroundWriter(Generic[T]):
         if failure is not None:
             raise failure
 
-    def pending(self) -> list[T]:
-        """Return the unwritten records, oldest first."""
-        with self._changed:
-            return [*self._batch, *self._queue]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether `put` waits."""
-        return self.pending_count() >= self._max_queue
-
     async def put(self, record: T) -> None:
         """Queue a record; wait while the queue is full."""
         await self.wait_for_room()
         self.add(record)
 
     async def wait_for_room(self) -> None:
-        """Wait while the queue is full."""
+        """Wait while the queue is full; raise the error of a failed write."""
         self.raise_failure()
-        while self.is_full:
-            await self.wait_for_batch()
-            self.raise_failure()
-
-    def add(self, record: T) -> None:
-        """Queue a record, also if the queue is full; from any thread."""
-        with self._changed:
-            self._queue.append(record)
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"writer of {self._what}", daemon=True)
-                self._thread.start()
+        await super().wait_for_room()
+        self.raise_failure()
 
     async def drain(self) -> None:
         """Wait until all records are written; raise the error of a failed write."""
-        while self.pending_count():
-            await self.wait_for_batch()
+        await super().drain()
         self.raise_failure()
 
     async def aclose(self) -> None:
         """Write what is queued and end the thread; raise an error that has not been raised yet."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await to_thread(thread.join)
+        self.finish()
+        await to_thread(self.join)
         if self.lost and not self._raises:
             _logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
         self.raise_failure()
-
-    def pending_count(self) -> int:
-        with self._changed:
-            return len(self._batch) + len(self._queue)
-
-    async def wait_for_batch(self) -> None:
-        """Wait until the thread has written one more batch, if it has any."""
-        self._loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        with self._changed:
-            if not self._batch and not self._queue:
-                return
-            self._waiters.append(waiter)
-        await waiter
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._stopping:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                self._batch = list(self._queue)
-                self._queue.clear()
-            try:
-                self._write(self._batch)
-            except Exception as error:
-                self._record_failure(error)
-            with self._changed:
-                self._batch = []
-                waiters, self._waiters = self._waiters, []
-            if waiters and self._loop is not None:
-                try:
-                    self._loop.call_soon_threadsafe(_wake_all, waiters)
-                except RuntimeError:  # the loop was closed with the session still open: no waiter is left
-                    return
-
-    def _record_failure(self, error: Exception) -> None:
-        first = self.lost == 0
-        self.lost += len(self._batch)
-        if self._raises:
-            add_note(error, f"raised by the writer of {self._what}")
-            self._failure = self._failure or error
-        elif first:
-            _logger.error("%s cannot be written; continuing without these records", self._what, exc_info=error)
-
-
-def _wake_all(waiters: Iterable[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        wake(waiter)

@@ -19,7 +19,7 @@ from aiohooks._aio.clock import LoopClock
 from aiohooks.errors import StoreRefusedError
 from aiohooks.stores.nats import NatsStepStore
 from aiohooks.stores.nats._connection import NatsConnection, NoResponderError, parse_address
-from aiohooks.stores.nats.store import RunSubjects
+from aiohooks.stores.nats.store import NatsEngine, RunSubjects
 from tests.support.nats_servers import request_api, running_cluster
 from tests.support.store_servers import Server, running
 from tests.support.waiting import HANG_SECS, parked_waits, until_true

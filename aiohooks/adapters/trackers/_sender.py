@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from aiohooks._aio.clock import wake
+from aiohooks._aio.thread_queue import ThreadQueue
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.hooks.records import Record
 
@@ -24,11 +22,11 @@ class Restart(NamedTuple):
     step: int
 
 
-class Sender:
+class Sender(ThreadQueue[Record | Restart]):
     """Sends records to a tracker in a thread of its own, one at a time, in order.
 
-    Nothing here waits for the tracker: what does not fit into the queue is refused, and `abandon` gives back what is left. From
-    then on the thread only ends its current call, and closes the tracker.
+    Nothing here waits for the tracker: what does not fit into the queue is refused, and `take_back` gives back what is left.
+    From then on the thread only ends its current call, and closes the tracker.
     """
 
     def __init__(
@@ -48,118 +46,60 @@ class Sender:
             on_failure: called in the thread with a record that could not be sent, and the reason.
             previous: the last sender to this tracker, whose thread ends first.
         """
+        super().__init__(f"sender to {tracker!r}", max_queue, max_batch=1)
         self.sent: int = 0
         self._tracker = tracker
-        self._max_queue = max_queue
         self._on_sent = on_sent
         self._on_failure = on_failure
         self._previous = previous
-        self._thread: threading.Thread | None = None
-        self._changed = threading.Condition()  # guards the attributes below
-        self._queue: deque[Record | Restart] = deque()
+        self._restart: Restart | None = None
+        self._last = -1
         self._sending: Record | None = None
-        self._reporting = False
-        self._stopping = False
-        self._abandoned = False
         self._error: BaseException | None = None
-        self._ended: Callable[[], object] | None = None
 
     def restart(self, step: int, restored: Iterable[Record] = ()) -> None:
         """Continue after `step`: queued records of later steps are dropped, those of an earlier process come first."""
-        with self._changed:
-            kept = [item for item in self._queue if isinstance(item, Restart) or item.step <= step]
+        earlier = [record for record in restored if record.step <= step]
+        after = min([step, *(record.step - 1 for record in earlier)])
+
+        def change(waiting: deque[Record | Restart]) -> None:
+            kept = [item for item in waiting if isinstance(item, Restart) or item.step <= step]
             while kept and isinstance(kept[-1], Restart):
                 kept.pop()
-            earlier = [record for record in restored if record.step <= step]
-            after = min([step, *(record.step - 1 for record in earlier)])
-            self._queue = deque([*kept, Restart(after, step), *earlier])
-            self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"sender to {self._tracker!r}", daemon=True)
-                self._thread.start()
+            waiting.clear()
+            waiting.extend([*kept, Restart(after, step), *earlier])
 
-    def offer(self, record: Record) -> bool:
-        """Queue a record; return False if the queue is full."""
-        with self._changed:
-            if len(self._queue) >= self._max_queue:
-                return False
-            self._queue.append(record)
-            self._changed.notify_all()
-            return True
+        self.change(change)
 
-    def pending(self) -> list[Record]:
+    def records(self) -> list[Record]:
         """Return the records that are not sent yet, oldest first."""
-        with self._changed:
-            waiting = [item for item in self._queue if isinstance(item, Record)]
-            return waiting if self._sending is None else [self._sending, *waiting]
+        return [item for item in self.pending() if isinstance(item, Record)]
 
     def current_call(self) -> str:
         """Return what the thread does, for messages."""
-        with self._changed:
-            if self._sending is not None:
-                return f"is busy with step {self._sending.step}"
-            return "has not been reached yet" if self._queue else "has not been closed"
+        if (sending := self._sending) is not None:
+            return f"is busy with step {sending.step}"
+        return "has not been reached yet" if self.pending() else "has not been closed"
 
-    def finish(self, error: BaseException | None) -> asyncio.Future[None]:
+    def close_after(self, error: BaseException | None) -> asyncio.Future[None]:
         """Let the thread send what is queued, close the tracker after a session that ended with `error`, and end."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        self._error = error
+        return self.finish()
 
-        def wake_waiter() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: no waiter is left
-                loop.call_soon_threadsafe(wake, ended)
-
-        with self._changed:
-            self._stopping, self._error, self._ended = True, error, wake_waiter
-            self._changed.notify_all()
-        if self._thread is None:
-            wake(ended)
-        return ended
-
-    def abandon(self) -> list[Record]:
-        """Return the records that are not sent, among them the one that is being sent; from now on the thread reports none."""
-        with self._changed:
-            rest = self.pending()
-            self._abandoned = True
-            self._sending = None
-            self._queue.clear()
-            while self._reporting:  # it logs at most
-                self._changed.wait()
-        return rest
-
-    def join(self) -> None:
-        """Wait for the end of the thread."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
+    def work(self, items: list[Record | Restart]) -> None:
         previous, self._previous = self._previous, None
         if previous is not None:
             previous.join()
-        restart: Restart | None = None
-        last = -1
-        while (item := self._next_item()) is not None:
-            if isinstance(item, Restart):
-                restart = item if restart is None else Restart(min(restart.after, item.after), item.step)
-                continue
-            failure: BaseException | None = None
-            is_new = True
-            try:
-                if restart is not None:
-                    last = self._start(restart)
-                    restart = None
-                is_new = item.step > last
-                if is_new:
-                    self._tracker.log_metrics(item.values, item.step, item.time)
-            except BaseException as error:  # also SystemExit, which an SDK may raise: it would end this thread
-                failure = error
-            self._report(item, is_new, failure)
-        try:
-            self._tracker.close(self._error)
-        except BaseException as error:
-            _logger.error("%r was not closed: %r", self._tracker, error, exc_info=error)
-        if self._ended is not None:
-            self._ended()
+        (item,) = items
+        if isinstance(item, Restart):
+            self._restart = item if self._restart is None else Restart(min(self._restart.after, item.after), item.step)
+            return
+        self._sending = item
+        if self._restart is not None:
+            self._last = self._start(self._restart)
+            self._restart = None
+        if item.step > self._last:
+            self._tracker.log_metrics(item.values, item.step, item.time)
 
     def _start(self, restart: Restart) -> int:
         last = self._tracker.start(restart.after)
@@ -170,31 +110,19 @@ class Sender:
             )
         return last
 
-    def _next_item(self) -> Record | Restart | None:
-        with self._changed:
-            while not self._queue and not self._stopping:
-                self._changed.wait()
-            if not self._queue:
-                return None
-            item = self._queue.popleft()
-            if isinstance(item, Record):
-                self._sending = item
-            return item
+    def done(self, items: list[Record | Restart], error: BaseException | None) -> None:
+        (item,) = items
+        self._sending = None
+        if isinstance(item, Restart):
+            return
+        if error is not None:
+            self._on_failure(item, error)
+        elif item.step > self._last:
+            self.sent += 1
+            self._on_sent(item)
 
-    def _report(self, record: Record, is_new: bool, failure: BaseException | None) -> None:
-        """Note that a call has ended; nothing, if its record was abandoned meanwhile, and counts as unsent."""
-        with self._changed:
-            if self._abandoned:
-                return
-            self._sending = None
-            self._reporting = True
-            self.sent += is_new and failure is None
+    def ended(self) -> None:
         try:
-            if failure is not None:
-                self._on_failure(record, failure)
-            elif is_new:
-                self._on_sent(record)
-        finally:
-            with self._changed:
-                self._reporting = False
-                self._changed.notify_all()
+            self._tracker.close(self._error)
+        except BaseException as error:
+            _logger.error("%r was not closed: %r", self._tracker, error, exc_info=error)

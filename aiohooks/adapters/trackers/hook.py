@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread, wait_done
+from aiohooks._aio.reports import Tally
 from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
@@ -77,7 +78,7 @@ class TrackerHook(SessionRunHook):
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags; each is one number. A
                 value hides the metric of `run_context.metrics` with this name.
             every: when to send.
-            max_queue: how many steps may wait to be sent; the others go to the file.
+            max_queue: how many steps may wait to be sent, or are just being sent; the others go to the file.
             drain_secs: how long the end of the session waits for the tracker; what is left goes to the file. Less than the
                 grace period of the session.
             unsent_path: the file, one for each training; it is created when it is needed.
@@ -104,7 +105,7 @@ class TrackerHook(SessionRunHook):
         self._writer: BackgroundWriter[dict[str, Any]]
         self._restored: list[Record] = []
         self._counting = threading.Lock()  # guards the attributes below
-        self._unsent: int
+        self._unsent: Tally
         self._error: str | None
         self._last_unsent: int
         self._repeated: int
@@ -114,21 +115,21 @@ class TrackerHook(SessionRunHook):
         sender = self._sender
         if sender is None:
             return TrackerStatistics()
-        return TrackerStatistics(sender.sent, len(sender.pending()), self._unsent, self._writer.lost, self._error)
+        return TrackerStatistics(sender.sent, len(sender.records()), self._unsent.count, self._writer.lost, self._error)
 
     async def begin(self) -> None:
         """Prepare for a new session; nothing is sent, and a file of unsent metrics is only read."""
         self._sampling = Sampling(self._every, first=False)
         self._file = UnsentFile(self.unsent_path, fsync=False)
         self._writer = BackgroundWriter(self._file.write, what=self.unsent_path, max_queue=self._max_queue, on_write_error="log")
-        self._unsent, self._error = 0, None
+        self._unsent, self._error = Tally(), None
         self._last_unsent = await to_thread(self._file.last_step)
         self._restored = []
         self._sender = Sender(self.tracker, self._max_queue, self._note_sent, self._keep_failed, self._sender)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics that are not sent yet, so that a process that resumes after a kill does not lose them."""
-        pending = [] if self._sender is None else self._sender.pending()
+        pending = [] if self._sender is None else self._sender.records()
         records = [[record.step, record.time, dict(record.values)] for record in pending]
         return {**self._sampling.state_dict(), "pending": records}
 
@@ -165,7 +166,8 @@ class TrackerHook(SessionRunHook):
         if not metrics:
             return False
         record = Record(run_context.global_step, self._sampling.time(), checked_numbers(metrics))
-        if sender.offer(record):
+        if not sender.is_full:
+            sender.add(record)
             return False
         self._keep([record], f"{self._max_queue} wait already, and the tracker {sender.current_call()}")
         return self._writer.is_full
@@ -175,7 +177,7 @@ class TrackerHook(SessionRunHook):
         sender = self._sender
         if sender is None:
             return
-        ended = sender.finish(exc)
+        ended = sender.close_after(exc)
         try:
             if not await wait_done([ended], self._drain_secs):
                 _logger.warning(
@@ -183,7 +185,7 @@ class TrackerHook(SessionRunHook):
                     *(self, self.tracker, sender.current_call(), self._drain_secs),
                 )
         finally:
-            if rest := sender.abandon():
+            if rest := [item for item in sender.take_back() if isinstance(item, Record)]:
                 self._keep(rest, f"the session has ended, and the tracker did not answer for {self._drain_secs} s")
             try:
                 await self._writer.aclose()
@@ -202,10 +204,10 @@ class TrackerHook(SessionRunHook):
         for record in records:
             self._writer.add(metrics_line(record))
         with self._counting:
-            before, self._unsent = self._unsent, self._unsent + len(records)
-            count, self._error = self._unsent, reason
+            is_logged = self._unsent.add(len(records))
+            count, self._error = self._unsent.count, reason
             self._last_unsent = max(self._last_unsent, *(record.step for record in records))
-        if before == 0 or len(str(before)) < len(str(count)):
+        if is_logged:
             _logger.warning(
                 "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s, for send_unsent",
                 *(self, count, records[-1].step, reason, self.unsent_path),

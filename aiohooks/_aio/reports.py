@@ -1,4 +1,8 @@
-"""Logging what long waits are for, so that a program does not wait in silence."""
+"""What is logged of long waits, and of failures that are many.
+
+LongWaitLog   what a long wait is for, so that a program does not wait in silence
+Tally         how often something has failed, and which of the failures are logged
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,20 @@ from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 _logger = logging.getLogger("aiohooks")
 _NOTICE_SECS = 1.0
 _LINE_SECS = 60.0
+
+
+class Tally:
+    """Counts failures, or what is dropped; the first is logged, the tenth, the hundredth and so on."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count: int = 0
+
+    def add(self, number: int = 1) -> bool:
+        """Count some more; return whether to log that."""
+        before, self.count = self.count, self.count + number
+        return before == 0 or len(str(before)) < len(str(self.count))
 
 
 class LongWaitLog:

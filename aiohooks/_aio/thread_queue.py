@@ -1,0 +1,161 @@
+"""A bounded queue that is worked off in a thread of its own, for what may block: files, trackers."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from aiohooks._aio.clock import wake
+
+T = TypeVar("T")
+
+
+class ThreadQueue(abc.ABC, Generic[T]):
+    """Does the work for its items in order, in a daemon thread that starts with the first one.
+
+    Nothing waits for the thread unless it wants to: `wait_for_room` while the queue is full, `drain` for all items, a future of
+    `finish` for the end. `take_back` gives back what is not done.
+    """
+
+    def __init__(self, name: str, max_queue: int, max_batch: int | None = None) -> None:
+        """Name the thread; the queue is full with `max_queue` items that are not done, `max_batch` of them are done at a time."""
+        self._name = name
+        self._max_queue = max_queue
+        self._max_batch = max_batch
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()  # guards the attributes below
+        self._waiting: deque[T] = deque()
+        self._active: list[T] = []
+        self._reporting = False
+        self._stopping = False
+        self._waiters: list[asyncio.Future[None]] = []  # for the end of a batch
+        self._ends: list[asyncio.Future[None]] = []
+
+    # -- in the thread
+
+    @abc.abstractmethod
+    def work(self, items: list[T]) -> None:
+        """Do the work for some items."""
+
+    @abc.abstractmethod
+    def done(self, items: list[T], error: BaseException | None) -> None:
+        """Note that it is done, or that it failed; not called for items that were taken back."""
+
+    def ended(self) -> None:  # nothing is to be done where nothing was opened
+        """Called when all is done that there was until `finish`."""
+
+    def _run(self) -> None:
+        while items := self._next_items():
+            error: BaseException | None = None
+            try:
+                self.work(items)
+            except BaseException as raised:  # also SystemExit, which an SDK may raise: it would end this thread
+                error = raised
+            with self._changed:
+                self._reporting = self._active is items  # they have not been taken back
+            try:
+                if self._reporting:
+                    self.done(items, error)
+            finally:
+                error = None
+                with self._changed:
+                    self._active, self._reporting = [], False
+                    waiters, self._waiters = self._waiters, []
+                    self._changed.notify_all()
+            _wake_threadsafe(waiters)
+        self.ended()
+        _wake_threadsafe(self._ends)
+
+    def _next_items(self) -> list[T]:
+        """Wait for items, and return some; none if there are none left at the end."""
+        with self._changed:
+            while not self._waiting and not self._stopping:
+                self._changed.wait()
+            count = len(self._waiting) if self._max_batch is None else min(self._max_batch, len(self._waiting))
+            self._active = [self._waiting.popleft() for _ in range(count)]
+            return self._active
+
+    # -- in the event loop
+
+    def pending(self) -> list[T]:
+        """Return the items that are not done, the oldest first."""
+        with self._changed:
+            return [*([] if self._reporting else self._active), *self._waiting]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another item."""
+        with self._changed:
+            return len(self._active) + len(self._waiting) >= self._max_queue
+
+    def add(self, item: T) -> None:
+        """Queue an item, also if the queue is full; from any thread."""
+        self.change(lambda waiting: waiting.append(item))
+
+    def change(self, change: Callable[[deque[T]], object]) -> None:
+        """Change the items whose work has not begun."""
+        with self._changed:
+            change(self._waiting)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    async def wait_for_room(self) -> None:
+        """Wait while the queue is full."""
+        while self.is_full:
+            await self._wait_for_batch()
+
+    async def drain(self) -> None:
+        """Wait until all items are done."""
+        while await self._wait_for_batch():
+            pass
+
+    async def _wait_for_batch(self) -> bool:
+        """Wait until some items are done; return false if there are none."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._changed:
+            if not self._active and not self._waiting:
+                return False
+            self._waiters.append(waiter)
+        await waiter
+        return True
+
+    def finish(self) -> asyncio.Future[None]:
+        """Let the thread end when all is done; return a future that is done then."""
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+            if self._thread is None:
+                wake(ended)
+            else:
+                self._ends.append(ended)
+        return ended
+
+    def take_back(self) -> list[T]:
+        """Return the items that are not done, also those whose work has begun: nothing more is reported of them."""
+        with self._changed:
+            rest = [*([] if self._reporting else self._active), *self._waiting]
+            self._waiting.clear()
+            if not self._reporting:
+                self._active = []
+            while self._reporting:
+                self._changed.wait()
+        return rest
+
+    def join(self) -> None:
+        """Block until the thread has ended, if it was started."""
+        if self._thread is not None:
+            self._thread.join()
+
+
+def _wake_threadsafe(waiters: list[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        with contextlib.suppress(RuntimeError):  # its loop was closed
+            waiter.get_loop().call_soon_threadsafe(wake, waiter)
