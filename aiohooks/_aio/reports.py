@@ -1,7 +1,7 @@
 """What is logged of long waits, and of failures that are many.
 
 LongWaitLog   what a long wait is for, so that a program does not wait in silence
-Tally         how often something has failed, and which of the failures are logged
+is_logged     which of the failures are, that are counted
 """
 
 from __future__ import annotations
@@ -16,18 +16,9 @@ _NOTICE_SECS = 1.0
 _LINE_SECS = 60.0
 
 
-class Tally:
-    """Counts failures, or what is dropped; the first is logged, the tenth, the hundredth and so on."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count: int = 0
-
-    def add(self, number: int = 1) -> bool:
-        """Count some more; return whether to log that."""
-        before, self.count = self.count, self.count + number
-        return before == 0 or len(str(before)) < len(str(self.count))
+def is_logged(count: int, more: int = 1) -> bool:
+    """Return whether to log that there are `count` failures, `more` of them new: the first is, the tenth, the hundredth, ..."""
+    return count == more or len(str(count - more)) < len(str(count))
 
 
 class LongWaitLog:

@@ -6,6 +6,7 @@ background  calls that are queued and run beside what follows
 lifecycle   the methods of a class that hooks can implement, and the checks of hooks
 answers     one answer of several hooks, for each kind of method
 plain       plain functions where coroutine functions are called
+composite   the object that stands for the hooks of a group
 group       HookGroup and compose: one object that stands for several hooks; compose_functions
 """
 

@@ -16,7 +16,7 @@ import inspect
 import logging
 import operator
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._aio.clock import current_clock
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 def make_target(
     each: Point,
-    hooks: Sequence[RegisteredHook],
+    hooks: Iterable[RegisteredHook],
     grace_secs: float,
     bind: Callable[[RegisteredHook, str], Method],
     *,

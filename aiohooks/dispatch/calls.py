@@ -25,7 +25,7 @@ from aiohooks._aio.clock import monotonic_now
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
-from aiohooks._aio.reports import Tally
+from aiohooks._aio.reports import is_logged
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
@@ -109,9 +109,9 @@ class RegisteredHook:
         self.counted: int = 0
         """Its other calls."""
         self.dropped: int = 0
-        self.overflows: Tally = Tally()
+        self.overflows: int = 0
         """Calls that were dropped because its queue was full."""
-        self.failures: Tally = Tally()
+        self.failures: int = 0
         self.failures_in_a_row: int = 0
         self.last_error: str | None = None
         self.disabled_since: float | None = None
@@ -125,15 +125,16 @@ class RegisteredHook:
     def status(self, pending: int) -> HookStatus:
         """Return what has become of its calls, of which `pending` are queued."""
         calls = self.counted + sum(group.made for one in self.groups if (group := one()) is not None)
-        return HookStatus(self.name, calls, self.failures.count, self.last_error, self.dropped, self.disabled_since, pending)
+        return HookStatus(self.name, calls, self.failures, self.last_error, self.dropped, self.disabled_since, pending)
 
     def overflowed(self, who: str) -> None:
         """Count a call that is dropped because the queue is full, and log the first and then every tenfold."""
         self.counted += 1
         self.dropped += 1
-        if self.overflows.add():
+        self.overflows += 1
+        if is_logged(self.overflows):
             text = "%s: background call dropped, as its on_full says: max_pending=%s are pending; dropped so far: %s"
-            _logger.warning(text, who, self.registration.max_pending, self.overflows.count)
+            _logger.warning(text, who, self.registration.max_pending, self.overflows)
 
     def log_dropped(self, who: str, answer: object, reason: str) -> None:
         """Log that an answer does not count, once for each method."""
@@ -168,17 +169,16 @@ class RegisteredHook:
         """Count an error. With `on_error="log"` return true, and log the first with its traceback, then every tenfold."""
         if not isinstance(error, Exception):
             return False
-        is_logged = self.failures.add()
+        self.failures += 1
         self.last_error = printable(safe_repr(error))
         if self.registration.on_error != "log":
             return False
         self.failures_in_a_row += 1
-        count = self.failures.count
-        if count == 1:
+        if self.failures == 1:
             add_origin(error, who)  # later ones are often the same error again, which would collect notes
             _logger.error("%s failed; continuing, as its on_error says: %s", who, self.last_error, exc_info=error)
-        elif is_logged:
-            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, count, error)
+        elif is_logged(self.failures):
+            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, self.failures, error)
         limit, retry = self.registration.disable_after, self.registration.retry_secs
         if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
             self.disabled_since = time.time()

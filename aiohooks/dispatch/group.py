@@ -8,50 +8,26 @@ How a call is made depends on the method (`lifecycle.Point.how`): `answers.py` h
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextlib
 import functools
 import inspect
 import logging
-import operator
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack, cast, get_args, overload
-from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import OwnContext
-from aiohooks._aio.overlap import keep_errors, result_now
-from aiohooks._aio.run_scope import current_scope
+from aiohooks._aio.overlap import keep_errors
 from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, is_coroutine_function
-from aiohooks.dispatch.answers import (
-    Target,
-    answer,
-    as_coroutine_function,
-    make_target,
-    observe,
-    only_answer,
-    own_body,
-    positional_first,
-    wrapped,
-)
+from aiohooks.dispatch.answers import Target, make_target, observe, positional_first, wrapped
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
-from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups, failed_in_turn
-from aiohooks.dispatch.hook import (
-    UNSET,
-    HookOptions,
-    HookRegistration,
-    OnError,
-    OnFull,
-    configure,
-    for_group,
-    hook_name,
-    registration_of,
-    with_defaults,
-)
+from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
+from aiohooks.dispatch.composite import Composite, composite_of
+from aiohooks.dispatch.hook import HookOptions, HookRegistration, OnError, configure, for_group, registration_of, with_defaults
 from aiohooks.dispatch.lifecycle import NO_VALUE, How, Lifecycle, Point, check_options, registered_hooks
 from aiohooks.errors import (
     HookGroupClosedError,
@@ -124,35 +100,28 @@ class HookGroup(Generic[K]):
         check_secs(grace_secs, "grace_secs")
         check_secs(timeout, "timeout", optional=True, positive=True)
         check_choice(on_error, "on_error", "raise", "log")
+        check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
         hooks = [for_group(one, kind) for one in hooks]
         self._lifecycle = Lifecycle(kind, results, methods=_left_out(methods, hooks), hint=_BLOCKING_HINT)
         self._name = name or self._lifecycle.kind.__name__
         self._grace_secs = grace_secs
-        defaults = {"timeout": timeout, "on_error": on_error}
-        self._defaults: dict[str, Any] = {} if timeout is None and on_error == "raise" else defaults
+        self._defaults = {"timeout": timeout, "on_error": on_error} if timeout is not None or on_error != "raise" else {}
         self._exit_reverse = _names(exit_reverse, "exit_reverse")
         for each in self._exit_reverse:
             if each not in self._lifecycle.points:
                 known = f"{self._lifecycle.kind.__name__}; {did_you_mean(each, self._lifecycle.points)}"
                 raise InvalidArgumentError(f"exit_reverse has {each!r}, which is no method of {known}")
         self._background = BackgroundCalls(grace_secs)
-        self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
         self._numbers: Counter[str] = Counter()  # of the names that hooks have had
-        self._taken: dict[str, tuple[object, Any]] = {}  # the attributes that hooks have set, and the first that did
-        check_mapping(init, "init")
-        self._init = init or {}  # the attributes in it, and the next ones, are not decided by the hooks
-        self._shared: dict[str, Any] = {}  # what was set on the object that stands for the hooks
-        self._shares = False  # whether what is set on it is set on the hooks, too
-        self._outer: WeakSet[HookGroup[Any]] = WeakSet()  # groups in which this one is a hook
         self._entered: list[RegisteredHook] = []
         self._context = OwnContext()  # of entering and leaving
         self._state = "new"
         self._left: asyncio.Future[None] | None = None
-        self._class = _composite_class(self._lifecycle.kind, self)
-        self._methods = {each.name: _Method(self, each) for each in self._lifecycle.points.values()}
-        self.hooks: K = cast("K", _instance_of(self._class, self._lifecycle, self._init))
+        self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
+        self._composite = Composite(self._lifecycle, init or {}, self._registered, self._make_target, self._name)
+        self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
 
         What is set on it is set on the hooks that are objects of the class, or of a base of it, as well, and on those that are
@@ -160,11 +129,16 @@ class HookGroup(Generic[K]):
         """
         for one in registered_hooks(hooks, self._numbers):
             self._insert(one)
+        self._composite.take_data()
         for each, default in self._lifecycle.attributes.items() if self._registered and self._lifecycle.is_protocol else ():
             if default is NO_VALUE and not hasattr(self.hooks, each):
                 known = self._lifecycle.kind.__name__
                 raise InvalidHookError(f"no hook has all of {known} with {each}; give init={{{each!r}: ...}}")
-        self._shares = True
+
+    def _make_target(self, each: Point, hooks: Iterable[RegisteredHook]) -> Target:
+        self.check_usable()
+        is_reverse = each.name in self._exit_reverse
+        return make_target(each, hooks, self._grace_secs, self._background.bind, is_reverse=is_reverse)
 
     # -- calling
 
@@ -183,7 +157,7 @@ class HookGroup(Generic[K]):
         each = self._point_of(method)
         if not each.is_async or each.how == "wrap":
             raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
-        called = self._methods[each.name]
+        called = self._composite.methods[each.name]
         target = called.usable or called.target()
         given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
         if target.observers:
@@ -215,10 +189,8 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             self.check_usable()
-        numbers = self._numbers.copy()
-        (one,) = registered_hooks([for_group(hook, self._lifecycle.kind)], numbers, self._registered)
-        self._insert(one)
-        self._numbers = numbers
+        (one,) = registered_hooks([for_group(hook, self._lifecycle.kind)], self._numbers, self._registered)
+        self._insert(one, is_added=True)
 
     def remove(self, hook: object) -> None:
         """Remove a hook, or a function that was added with `on`; it takes no part from the next call on.
@@ -233,16 +205,7 @@ class HookGroup(Generic[K]):
         if not found:
             raise InvalidArgumentError(f"{hook!r} is not a hook of {self!r}")
         for one in found:
-            del self._registered[id(one.hook)]
-            self._place(one, ())
-            if (inner := _group_of(one.hook)) is not None:
-                inner._outer.discard(self)
-        for name in self._taken:
-            delattr(self._class, name)
-        if self._taken:
-            self._taken = {}
-            for one in self._registered.values():
-                self._take_attributes(one.hook)
+            self._composite.remove(one)
 
     @overload
     def on(self, method: Callable[Concatenate[K, ...], Any], fn: F, **options: Unpack[HookOptions]) -> F: ...
@@ -250,41 +213,24 @@ class HookGroup(Generic[K]):
     def on(
         self, method: Callable[Concatenate[K, ...], Any], fn: None = None, **options: Unpack[HookOptions]
     ) -> Callable[[F], F]: ...
-    def on(
-        self,
-        method: Callable[..., Any],
-        fn: Any = None,
-        *,
-        order: int = UNSET,
-        timeout: float | None = UNSET,
-        on_error: OnError = UNSET,
-        background: bool = UNSET,
-        max_pending: int = UNSET,
-        disable_after: int | None = UNSET,
-        observer: bool = UNSET,
-        on_full: OnFull = UNSET,
-        retry_secs: float | None = UNSET,
-        thread: bool = UNSET,
-    ) -> Any:
+    def on(self, method: Callable[..., Any], fn: Any = None, **options: Unpack[HookOptions]) -> Any:
         """Add a function as a hook with one method: `group.on(AgentHooks.on_tool_start, log)`; also as a decorator.
 
         `method` is the method of the class, `fn` a coroutine function, or a plain function, which must not block unless it has
         `thread=True`; it is returned. The options are those of `configure`.
         """
-        options: Any = {name: value for name, value in locals().items() if name in HookOptions.__annotations__}
         if fn is None:
             return functools.partial(self.on, method, **options)
         self.add(configure(_FunctionHook(self._point_of(method).name, fn), **options))
         return fn
 
-    def _insert(self, one: RegisteredHook) -> None:
+    def _insert(self, one: RegisteredHook, *, is_added: bool = False) -> None:
         """Check a hook and take it from the next call on; calls that are active keep theirs."""
         hook = one.hook
         if isinstance(hook, HookGroup):
             raise InvalidHookError(f"{hook!r} is a group; give its `hooks`, and enter it yourself")
         points = self._lifecycle.check(hook, plain=one.registration.thread or isinstance(hook, _FunctionHook))
-        inner = _group_of(hook)
-        is_alone = not points and inner is None and type(hook) is not self._lifecycle.kind
+        is_alone = not points and composite_of(hook) is None and type(hook) is not self._lifecycle.kind
         if is_alone and not (self._lifecycle.has_member(hook) and _is_context(hook)):
             names = ", ".join(self._lifecycle.points)
             raise InvalidHookError(f"{hook!r} has none of the methods of {self._lifecycle.kind.__name__}: {names}")
@@ -292,73 +238,12 @@ class HookGroup(Generic[K]):
         if self._state == "entered" and _is_context(hook):
             raise InvalidHookError(f"{hook!r} is a context manager; add it before the group is entered")
         for each in points:
-            self._methods[each.name].check_answers(one)
+            self._composite.methods[each.name].check_answers(one)
         if self._defaults:
             one.registration = with_defaults(one.registration, **self._defaults)
-        self._take_attributes(hook)
-        if self._shared:
-            self._share(hook, *self._shared)
-        self._registered[id(hook)] = one
-        if inner is not None:
-            inner._outer.add(self)
-        self._place(one, points)
-
-    def _place(self, one: RegisteredHook, points: Iterable[Point]) -> None:
-        """Make a hook one of those of these methods, and of no others."""
-        names = {each.name for each in points}
-        for name, method in self._methods.items():
-            method.place(one, implements=name in names)
-        for outer in self._outer:
-            outer._place(outer._registered[id(self.hooks)], outer._lifecycle.implemented(self.hooks))
-
-    def _take_attributes(self, hook: object) -> None:
-        """Take over the public data attributes that a hook of the class sets otherwise than the class."""
-        if not self._lifecycle.attributes or not self._lifecycle.has_member(hook):
-            return
-        new: dict[str, tuple[object, Any]] = {}
-        for name, default in self._lifecycle.attributes.items():
-            if name in self._init or name in self._shared:
-                continue
-            if name in self._taken:
-                _check_equal(name, *self._taken[name], hook)
-            elif self._is_set(hook, name, default):
-                new[name] = hook, getattr(hook, name)
-                for one in self._registered.values():
-                    if self._lifecycle.has_member(one.hook):
-                        _check_equal(name, *new[name], one.hook)
-        self._taken |= new
-        for name, (_, value) in new.items():
-            setattr(self._class, name, value)
-
-    def _is_set(self, hook: object, name: str, default: Any) -> bool:
-        if default is NO_VALUE:
-            return hasattr(hook, name) and not hasattr(self.hooks, name)
-        return inspect.getattr_static(hook, name) is not default
-
-    def _set_attribute(self, one: object, name: str, value: Any) -> None:
-        """Set an attribute of an object of the class; if it stands for the hooks, of those that are of the class, too."""
-        kind: Any = self._lifecycle.kind
-        shares, self._shares = self._shares, False  # what a property sets in turn is set by that of the hook
-        try:
-            kind.__setattr__(one, name, value)
-        finally:
-            self._shares = shares
-        if shares and one is self.hooks and name not in self._lifecycle.points and not name.startswith("__"):
-            self._shared[name] = value
-            for registered in self._registered.values():
-                self._share(registered.hook, name)
-
-    def _share(self, hook: object, *names: str) -> None:
-        """Set on a hook what was set on the object that stands for it."""
-        is_member = self._lifecycle.has_member(hook)
-        bases = {*self._lifecycle.kind.__mro__}.intersection(type(hook).__mro__).difference(_NO_BASES)
-        for name in names if is_member or bases else ():
-            try:
-                setattr(hook, name, self._shared[name])
-            except Exception as error:
-                if is_member:  # one that only has a base of the class need not have the attribute
-                    add_note(error, f"set on {hook_name(hook)}, as it was set on the {type(self.hooks).__name__} of {self!r}")
-                    raise
+        if is_added:
+            self._composite.take_data(hook)
+        self._composite.insert(one, points)
 
     # -- entering and leaving
 
@@ -417,7 +302,7 @@ class HookGroup(Generic[K]):
             return
         self._left = asyncio.get_running_loop().create_future()
         self._state = "closed"
-        for method in self._methods.values():
+        for method in self._composite.methods.values():
             method.usable = None
         failures: list[BaseException] = []
         before = self._context.state()
@@ -595,7 +480,7 @@ def _check_order(first: Callable[..., Any], function: Callable[..., Any], result
         )
 
 
-# -- the object that stands for the hooks
+# -- what is given for methods and hooks
 
 _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 
@@ -636,106 +521,6 @@ def _empty_method(like: Callable[..., Any], *, is_async: bool = True) -> Any:
     return made
 
 
-class _Method:
-    """A method of the object that stands for the hooks of a group: it looks up what it calls at each call.
-
-    While no hook implements it, it is an attribute of the class, on which it looks like the method of the lifecycle.
-    """
-
-    __slots__ = ("_function", "_group", "_hooks", "_own", "_point", "usable")
-
-    def __init__(self, group: HookGroup[Any], point: Point) -> None:
-        self._group = group
-        self._point = point
-        self._own: Callable[..., Any] = group._lifecycle.members[point.name]  # pyright: ignore[reportPrivateUsage]
-        self._hooks: dict[RegisteredHook, None] = {}
-        self.usable: Target | None = None
-        """What is called, None if that is to be looked up at the next call."""
-        self._function = functools.wraps(self._own)(_calling(self, point, self._own))
-        setattr(group._class, point.name, self)  # pyright: ignore[reportPrivateUsage]
-
-    def __get__(self, instance: Any, owner: type[Any]) -> Any:
-        """Return the method of the object, or the function of the class."""
-        return self._own if instance is None else types.MethodType(self._function, instance)
-
-    def place(self, one: RegisteredHook, *, implements: bool) -> None:
-        """Note whether a hook implements the method."""
-        self.usable = None
-        called = bool(self._hooks)
-        if implements:
-            self._hooks[one] = None
-        else:
-            self._hooks.pop(one, None)
-        if called != bool(self._hooks):
-            setattr(self._group._class, self._point.name, self._function if self._hooks else self)  # pyright: ignore[reportPrivateUsage]
-
-    def check_answers(self, *added: RegisteredHook) -> None:
-        """Raise if several hooks answer and nothing says which answer counts."""
-        if self._point.how == "one":
-            name = self._point.name
-            answering = (one for one in (*self._hooks, *added) if not one.registration.observer)
-            names = [f"{one.name}.{name}" for one in answering if not inspect.isasyncgenfunction(getattr(one.hook, name))]
-            if len(names) > 1:
-                raise InvalidHookError(f"{' and '.join(names)} both answer; {self._point.advice}")
-
-    def target(self) -> Target:
-        """Return what is called; raise if the group cannot be used."""
-        group = self._group
-        group.check_usable()
-        self.check_answers()  # a group in this one may have changed
-        hooks = [one for one in group._registered.values() if one in self._hooks]  # pyright: ignore[reportPrivateUsage]
-        is_reverse = self._point.name in group._exit_reverse  # pyright: ignore[reportPrivateUsage]
-        bind = group._background.bind  # pyright: ignore[reportPrivateUsage]
-        self.usable = make_target(self._point, hooks, group._grace_secs, bind, is_reverse=is_reverse)  # pyright: ignore[reportPrivateUsage]
-        return self.usable
-
-
-def _calling(method: _Method, each: Point, own: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that calls the hooks, or, while none implements the method, `own` of the class itself."""
-    is_coroutine = inspect.iscoroutinefunction(own)
-    call_own = own_body(each, own if is_coroutine else as_coroutine_function(own))
-
-    async def call_method(self: Any, *args: Any, **keywords: Any) -> Any:
-        target = method.usable
-        if target is None:
-            target = method.target()
-        quick = target.quick
-        if quick is None or keywords or ((scope := current_scope.get()) is not None and scope.observers):
-            if keywords:
-                args, keywords = positional_first(each.positional, args, keywords)
-            if target.observers:
-                await observe(target, args, keywords)
-            if not target.groups and not target.wrappers:
-                return await call_own(self, *args, **keywords)
-            if each.how == "none" and not target.wrappers:
-                return only_answer(target, await call_groups(target.groups, args, keywords))
-            return await wrapped(target, functools.partial(answer, target, functools.partial(call_own, self)))(args, keywords)
-        answers: dict[Any, Any] | None = None
-        calls = iter(quick.methods)
-        while True:
-            try:
-                for call in calls:
-                    if (result := await call(*args)) is not None:
-                        answers = {**(answers or {}), call: result}
-                break
-            except BaseException as error:
-                place = len(quick.methods) - operator.length_hint(calls) - 1
-                failed_in_turn(quick, place, None, error)
-        quick.made += 1
-        return None if answers is None else only_answer(target, [*map(answers.get, quick.methods)])
-
-    async def call_and_wait(self: Any, *args: Any, **keywords: Any) -> Any:
-        answer = await call_method(self, *args, **keywords)
-        return await answer if inspect.isawaitable(answer) else answer  # that of a plain method of the class
-
-    def call_plain_method(self: Any, *args: Any, **keywords: Any) -> Any:
-        if each.is_either and (method.usable or method.target()).may_wait:
-            return call_and_wait(self, *args, **keywords)
-        return result_now(call_method(self, *args, **keywords))
-
-    return call_method if is_coroutine else call_and_wait if each.is_async and not each.is_either else call_plain_method
-
-
 class _FunctionHook:
     """A function as a hook with one method."""
 
@@ -754,85 +539,6 @@ class _FunctionHook:
 
 
 def _anything(*args: Any, **keywords: Any) -> None: ...
-
-
-_GROUP = "__aiohooks_group__"
-_NO_BASES = (object, abc.ABC, Generic, Protocol)
-"""Classes that say nothing of the objects of their subclasses."""
-
-
-def _composite_class(kind: type[Any], group: HookGroup[Any]) -> type[Any]:
-    """Return a subclass of `kind`; the methods that hooks implement are set on it."""
-    if getattr(kind, "__final__", False):
-        raise InvalidHookError(f"{kind.__name__} is final, so that no object can stand for several hooks of it")
-    if value := next((base for base in kind.__mro__[:-1] if base.__module__ in ("builtins", "enum")), None):
-        raise InvalidHookError(
-            f"{kind.__name__} cannot be a lifecycle: it derives from {value.__name__}, and no value can stand for several; "
-            "give a class that has its methods only"
-        )
-
-    def set_attribute(self: Any, name: str, value: Any) -> None:
-        group._set_attribute(self, name, value)  # pyright: ignore[reportPrivateUsage]
-
-    place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__setattr__": set_attribute, _GROUP: group}
-    try:
-        made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(place))
-    except Exception as error:
-        raise InvalidHookError(
-            f"{kind.__name__} cannot be a lifecycle, as no class can be derived from it without arguments: {error}; "
-            "derive one that can, and give that"
-        ) from error
-    if inspect.isabstract(made):
-        made.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
-    return made
-
-
-def _group_of(hook: object) -> HookGroup[Any] | None:
-    """Return the group for which a hook stands."""
-    return getattr(type(hook), _GROUP, None)
-
-
-def _instance_of(made: type[Any], lifecycle: Lifecycle, init: Mapping[str, Any]) -> Any:
-    """Return an object of the class, made with these arguments; of a protocol, with these values of its data."""
-    data: Mapping[str, Any] = {}
-    if lifecycle.is_protocol:
-        init, data = data, init
-    for name in data:
-        if name not in lifecycle.attributes:
-            known = did_you_mean(name, lifecycle.attributes)
-            raise InvalidArgumentError(f"init has {name!r}, which is no data of {made.__name__}; {known}")
-    try:
-        one = made(**init)
-        for name, value in data.items():
-            setattr(one, name, value)
-    except Exception as error:
-        raise InvalidHookError(f"{made.__name__} cannot be a lifecycle: {_init_advice(made, init, error)}") from error
-    own = getattr(one, "__dict__", {})
-    for name, default in lifecycle.attributes.items():
-        if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:
-            del own[name]  # as that of a dataclass: its class has it, too, where hooks replace it
-    return one
-
-
-def _init_advice(made: type[Any], init: Mapping[str, Any], error: Exception) -> str:
-    missing: list[str] = []
-    with contextlib.suppress(TypeError, ValueError):
-        named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-        wanted = (one for one in inspect.signature(made).parameters.values() if one.default is one.empty and one.kind in named)
-        missing = [one.name for one in wanted if one.name not in init]
-    if missing:
-        return f"its __init__ wants {', '.join(missing)}; give init={{{', '.join(f'{name!r}: ...' for name in missing)}}}"
-    return f"its __init__ failed with init={safe_repr(init)}: {safe_repr(error)}"
-
-
-def _check_equal(name: str, first: object, value: Any, hook: object) -> None:
-    """Raise unless two hooks of the class agree on an attribute."""
-    other = getattr(hook, name, value)
-    if other is not value and other != value:
-        raise InvalidHookError(
-            f"{type(first).__name__}.{name} is {value!r} and {type(hook).__name__}.{name} is {other!r}; "
-            f'a group has one: set the same on all, or where the class takes it give init={{"{name}": ...}}'
-        )
 
 
 def _is_context(hook: object) -> bool:

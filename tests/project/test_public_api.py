@@ -104,8 +104,7 @@ SIGNATURES: dict[str, str | None] = {
     "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None, methods=(), exit_reverse=(), "
     "timeout=None, on_error='raise')",
     "HookGroup.call": "async (self, method, /, *args, **keywords)",
-    "HookGroup.on": "(self, method, fn=None, *, order=<_Unset>, timeout=<_Unset>, on_error=<_Unset>, background=<_Unset>, "
-    "max_pending=<_Unset>, disable_after=<_Unset>, observer=<_Unset>, on_full=<_Unset>, retry_secs=<_Unset>, thread=<_Unset>)",
+    "HookGroup.on": "(self, method, fn=None, **options)",
     "HookGroup.add": "(self, hook)",
     "HookGroup.remove": "(self, hook)",
     "HookGroup.status": "(self)",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread, wait_done
-from aiohooks._aio.reports import Tally
+from aiohooks._aio.reports import is_logged
 from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
@@ -105,7 +105,7 @@ class TrackerHook(SessionRunHook):
         self._writer: BackgroundWriter[dict[str, Any]]
         self._restored: list[Record] = []
         self._counting = threading.Lock()  # guards the attributes below
-        self._unsent: Tally
+        self._unsent: int
         self._error: str | None
         self._last_unsent: int
         self._repeated: int
@@ -115,14 +115,14 @@ class TrackerHook(SessionRunHook):
         sender = self._sender
         if sender is None:
             return TrackerStatistics()
-        return TrackerStatistics(sender.sent, len(sender.records()), self._unsent.count, self._writer.lost, self._error)
+        return TrackerStatistics(sender.sent, len(sender.records()), self._unsent, self._writer.lost, self._error)
 
     async def begin(self) -> None:
         """Prepare for a new session; nothing is sent, and a file of unsent metrics is only read."""
         self._sampling = Sampling(self._every, first=False)
         self._file = UnsentFile(self.unsent_path, fsync=False)
         self._writer = BackgroundWriter(self._file.write, what=self.unsent_path, max_queue=self._max_queue, on_write_error="log")
-        self._unsent, self._error = Tally(), None
+        self._unsent, self._error = 0, None
         self._last_unsent = await to_thread(self._file.last_step)
         self._restored = []
         self._sender = Sender(self.tracker, self._max_queue, self._note_sent, self._keep_failed, self._sender)
@@ -204,10 +204,10 @@ class TrackerHook(SessionRunHook):
         for record in records:
             self._writer.add(metrics_line(record))
         with self._counting:
-            is_logged = self._unsent.add(len(records))
-            count, self._error = self._unsent.count, reason
+            self._unsent += len(records)
+            count, self._error = self._unsent, reason
             self._last_unsent = max(self._last_unsent, *(record.step for record in records))
-        if is_logged:
+        if is_logged(count, len(records)):
             _logger.warning(
                 "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s, for send_unsent",
                 *(self, count, records[-1].step, reason, self.unsent_path),
