@@ -143,17 +143,39 @@ async def test_a_cancel_of_the_caller_wins() -> None:
             await task
 
 
-async def test_a_scope_of_anyio_is_left_once() -> None:
-    """Its cancel is repeated at every turn; the calls end, and the scope catches what comes out."""
+class CountingTask(asyncio.Task[None]):
+    """Counts the cancels that it gets."""
 
-    async def slow() -> None:
+    cancels = 0
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        self.cancels += 1
+        return super().cancel(msg)
+
+
+async def test_a_scope_of_anyio_is_left_once() -> None:
+    """It repeats its cancel at every turn, but not while the cleanup of a call is waited for; it catches what comes out."""
+    scope, cleans, gate = anyio.CancelScope(), asyncio.Event(), asyncio.Event()
+
+    async def cleans_up() -> None:
         try:
             await forever()
         finally:
-            await asyncio.shield(asyncio.ensure_future(ticks(9)))
+            cleans.set()
+            await gate.wait()
 
-    with anyio.move_on_after(0) as scope:
-        await overlapped(slow, forever)
+    async def caller() -> None:
+        with scope:
+            await overlapped(cleans_up, forever)
+
+    task = CountingTask(caller())
+    await ticks()
+    scope.cancel()
+    await cleans.wait()
+    await ticks(20)
+    assert task.cancels == 1
+    gate.set()
+    await task
     assert scope.cancelled_caught
 
 

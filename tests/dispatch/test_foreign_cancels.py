@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-import anyio
 import pytest
 
 import aiohooks as ah
@@ -86,61 +85,6 @@ async def test_a_step_goes_through(tool: Tool) -> None:
 
 @places
 @tools
-async def test_a_cancel_of_the_caller_wins(tool: Tool, place: int) -> None:
-    """The caller is cancelled after the hook has used the tool: that comes out, also if another hook fails with it."""
-    for other in (forever, ticks):
-        task = asyncio.create_task(run_with(place, lambda: tool(forever), other)())
-        await ticks(20)
-        assert not task.done()
-        task.cancel("outside")
-        with pytest.raises(asyncio.CancelledError, match="outside"):
-            await task
-
-
-async def group_with(call: Call) -> None:
-    async with asyncio.TaskGroup() as group:
-        group.create_task(call())
-
-
-async def hook_group_with(call: Call) -> None:
-    class Waiting:
-        async def on(self) -> None:
-            await forever()
-
-    class Calling:
-        async def on(self) -> None:
-            await call()
-
-    await ah.compose(Calls, [Waiting(), Calling()]).on()
-
-
-@places
-@pytest.mark.parametrize("block", [group_with, hook_group_with], ids=lambda block: block.__name__)
-async def test_a_cancel_during_a_cleanup_is_not_lost(block: Callable[[Call], Coroutine[Any, Any, None]], place: int) -> None:
-    """Another hook's failure ends a block that raises the first cancel, whatever follows; the caller's follows, and wins."""
-    gate, cleaning_up = asyncio.Event(), asyncio.Event()
-
-    async def cleans_up() -> None:
-        gate.set()
-        try:
-            await forever()
-        finally:
-            cleaning_up.set()
-            await ticks()
-
-    async def fails() -> None:
-        await gate.wait()
-        raise ValueError("of the other")
-
-    task = asyncio.create_task(run_with(place, lambda: block(cleans_up), fails)())
-    await cleaning_up.wait()
-    task.cancel("outside")
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
-@places
-@tools
 async def test_a_time_limit_is_a_time_limit(tool: Tool, place: int) -> None:
     """The hook exceeds its time limit after it used the tool: HookTimeoutError, and no cancel."""
     waiting = asyncio.Event()
@@ -164,64 +108,6 @@ async def test_a_cancelled_future_is_reported(tool: Tool, place: int) -> None:
     """A future that a third party cancels, awaited after the tool, is a HookCancelledError."""
     with refused(ah.errors.HookCancelledError, "before_run", "was cancelled, and not by its caller"):
         await in_a_task(run_with(place, lambda: tool(awaits_a_cancelled_future)))
-
-
-@pytest.mark.parametrize("first", [False, True])
-async def test_a_cancel_in_the_same_tick_as_the_librarys_own(first: bool) -> None:
-    """The caller is cancelled in the tick in which a hook fails and the others are cancelled: with the caller's message."""
-    fails_now = asyncio.Event()
-
-    async def fails() -> None:
-        await fails_now.wait()
-        if first:
-            task.cancel("outside")
-        else:
-            asyncio.get_running_loop().call_soon(task.cancel, "outside")
-        raise ValueError("of the hook")
-
-    task = asyncio.create_task(run_with(1, fails, forever)())
-    await ticks(20)
-    fails_now.set()
-    with pytest.raises(asyncio.CancelledError, match="outside"):
-        await task
-
-
-class _CountingTask(asyncio.Task[None]):
-    """Counts the cancels that it gets."""
-
-    cancels = 0
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        self.cancels += 1
-        return super().cancel(msg)
-
-
-async def test_a_scope_of_anyio_cancels_a_run_once() -> None:
-    """It repeats its cancel at every tick: not while the run waits for the cleanup of a hook, however long that takes."""
-    gate, cleans, scope = asyncio.Event(), asyncio.Event(), anyio.CancelScope()
-
-    async def clean_up(_: object) -> None:
-        try:
-            await forever()
-        finally:
-            cleans.set()
-            await gate.wait()
-
-    async def main() -> None:
-        hooks = [PhaseHook("before_run", forever), PhaseHook("before_run", clean_up)]
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
-            with scope:
-                await session.run("double")
-
-    task = _CountingTask(main())
-    await ticks()
-    scope.cancel()
-    await cleans.wait()
-    await ticks(20)
-    assert task.cancels == 1
-    gate.set()
-    await task
-    assert scope.cancelled_caught
 
 
 @pytest.mark.parametrize("ended_by", ["time limit", "sibling"])

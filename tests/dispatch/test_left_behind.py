@@ -48,62 +48,45 @@ class Uncancellable:
             raise self.error
 
 
-def hooks_with(place: int, call: Any, **options: Any) -> list[Any]:
-    hooks: list[Any] = [BeforeRunHook(ticks), BeforeRunHook(ticks)]
-    hooks[place] = ah.configure(BeforeRunHook(call), **options)
-    return hooks
-
-
 @places
-@pytest.mark.parametrize("logged", [False, True])
-async def test_a_time_limit_that_is_ignored(place: int, logged: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The time limit and the grace period pass: the run ends with HookTimeoutError, or continues if that is only logged.
+@pytest.mark.parametrize("ended_by", ["time limit", "time limit, logged", "failure"])
+async def test_a_cancel_that_is_ignored(place: int, ended_by: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The time limit, or the failure of another hook, and the grace period pass: the run ends with that error, or continues.
 
     The hook is left running in a task that is not the caller's; a later error of it is logged.
     """
     hook = Uncancellable(OSError("late"))
-    given = hooks_with(place, hook.wait, timeout=5, on_error="log" if logged else "raise")
+    hooks: list[Any] = [BeforeRunHook((lambda: fail(ValueError("first"))) if ended_by == "failure" else ticks)]
+    options: dict[str, Any] = {} if ended_by == "failure" else {"timeout": 5}
+    if ended_by == "time limit, logged":
+        options["on_error"] = "log"
+    hooks.insert(place, ah.configure(BeforeRunHook(hook.wait), **options))
     with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(double, given, stop_grace_period_secs=9) as session:
+        async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9) as session:
             run = asyncio.create_task(session.run("loss"))
             await ticks()
-            clock.advance(5)
+            if ended_by != "failure":
+                clock.advance(5)
+            await until_true(lambda: hook.cancels)
             await ticks()
-            assert hook.cancels == 1
-            assert not run.done()
+            assert (hook.cancels, run.done()) == (1, False)
             clock.advance(9)
-            if logged:
-                assert await run == 2
-            else:
+            if ended_by == "failure":
+                with pytest.raises(ValueError, match="first"):
+                    await run
+            elif ended_by == "time limit":
                 with refused(ah.errors.HookTimeoutError, f"BeforeRunHook#{place + 1}.before_run", "5 s"):
                     await run
+            else:
+                assert await run == 2
             assert run.cancelling() == 0
             hook.released.set()
             await until_true(lambda: hook.task is not None)
             await ticks()
             assert hook.task is not run
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert (
-        f"BeforeRunHook#{place + 1}.before_run at step 1 still runs 9 s after its cancellation; continuing without it" in messages
-    )
-    assert any(record.exc_info and record.exc_info[1] is hook.error for record in caplog.records)
-
-
-async def test_the_late_error_of_a_hook_that_was_left_behind(caplog: pytest.LogCaptureFixture) -> None:
-    """Another hook fails, and this one ignores its cancel for longer than the grace period: its error is logged when it comes."""
-    hook = Uncancellable(OSError("late"))
-    given = [BeforeRunHook(lambda: fail(ValueError("first"))), BeforeRunHook(hook.wait)]
-    with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(double, given, stop_grace_period_secs=9) as session:
-            run = asyncio.create_task(session.run("loss"))
-            await until_true(lambda: hook.cancels)
-            await ticks()
-            clock.advance(9)
-            with pytest.raises(ValueError, match="first"):
-                await run
-            hook.released.set()
-            await until_true(lambda: hook.task is not None)
-            await ticks()
+    left = f"BeforeRunHook#{place + 1}.before_run at step 1 still runs 9 s after its cancellation; continuing without it"
+    assert left in messages
     assert any(record.exc_info and record.exc_info[1] is hook.error for record in caplog.records)
 
 

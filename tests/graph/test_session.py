@@ -385,9 +385,9 @@ async def test_a_fed_variable_is_for_this_run_only() -> None:
 
 
 async def test_independent_operations_overlap() -> None:
-    """Operations that need each other's events run together; one that needs both comes after them."""
+    """Operations that need each other's events run together; one that needs both comes after them, and waits for no other."""
     graph = ah.Graph()
-    one, two = asyncio.Event(), asyncio.Event()
+    one, two, slow = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @graph.operation
     async def left() -> str:
@@ -401,8 +401,13 @@ async def test_independent_operations_overlap() -> None:
         await one.wait()
         return "right"
 
-    graph.operation(name="both")(lambda left, right: f"{left} {right}")
-    assert await ah.Session(graph).run("both") == "left right"
+    @graph.operation
+    async def both(left: str, right: str) -> str:
+        slow.set()
+        return f"{left} {right}"
+
+    graph.operation(name="apart", inputs=[])(slow.wait)
+    assert await ah.Session(graph).run(["apart", "both"]) == [True, "left right"]
 
 
 async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:

@@ -69,21 +69,26 @@ async def test_saves_before_the_first_step(tmp_path: Path, every: ah.Every) -> N
             assert await on_disk(tmp_path) == [0]
 
 
-async def test_saves_every_so_many_seconds(tmp_path: Path) -> None:
-    """One second a run and a period of two: at 0, 2 and 4, and the listeners get each and the last step.
-
-    TensorFlow saves 1, 3 and 6 of its own, uneven clock: the first run triggers, not the creation.
-    """
-    listener = Listener()
-    hook = saver(tmp_path, ah.Every(secs=2), listener)
+@pytest.mark.parametrize(
+    ("every", "run", "steps", "last"),
+    [
+        (ah.Every(secs=2), "train", [0, 2, 4], 5),  # one second a run; TensorFlow saves 1, 3 and 6 of its own, uneven clock
+        (ah.Every(steps=2), "train", [0, 2, 4], 5),  # TensorFlow's bare session has 1, 3, 5
+        (ah.Every(steps=10), "leap", [0, 10, 20], 25),  # five steps a run; TensorFlow: 5, 15, 25
+    ],
+    ids=["secs", "steps", "leaps"],
+)
+async def test_saves_periodically(tmp_path: Path, every: ah.Every, run: str, steps: list[int], last: int) -> None:
+    """At multiples of the period, and the last step at the end; the listeners get each."""
+    graph, listener = counting_graph(), Listener()
+    graph.train_op(steps=5, name="leap")(lambda: None)
     with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        async with ah.AsyncMonitoredSession(graph, [saver(tmp_path, every, listener)]) as session:
             for _ in range(5):
                 clock.advance(1)
-                await session.run("train")
-            assert await on_disk(tmp_path) == [0, 2, 4]
-    assert await on_disk(tmp_path) == [0, 2, 4, 5]
-    assert listener.saved == [0, 2, 4, 5]
+                await session.run(run)
+            assert await on_disk(tmp_path) == steps
+    assert await on_disk(tmp_path) == listener.saved == [*steps, last]
 
 
 async def test_listeners_within_one_period(tmp_path: Path) -> None:
@@ -92,26 +97,6 @@ async def test_listeners_within_one_period(tmp_path: Path) -> None:
     with ManualClock():
         await train(counting_graph(), [saver(tmp_path, ah.Every(secs=2), listener)], 2)
     assert listener.record == ["begin", "before_save(0)", "after_save(0)", "before_save(2)", "after_save(2)", "end(2)"]
-
-
-async def test_saves_every_so_many_steps(tmp_path: Path) -> None:
-    """0, 2, 4 with a period of two, and the last step at the end; TensorFlow's bare session has 1, 3, 5."""
-    async with ah.AsyncMonitoredSession(counting_graph(), [saver(tmp_path, ah.Every(steps=2))]) as session:
-        for _ in range(5):
-            await session.run("train")
-        assert await on_disk(tmp_path) == [0, 2, 4]
-    assert await on_disk(tmp_path) == [0, 2, 4, 5]
-
-
-async def test_saves_with_several_steps_a_run(tmp_path: Path) -> None:
-    """Five steps a run and a period of ten: 10 and 20 (TensorFlow: 5, 15, 25), and 25 at the end."""
-    graph = counting_graph()
-    graph.train_op(steps=5, name="leap")(lambda: None)
-    async with ah.AsyncMonitoredSession(graph, [saver(tmp_path, ah.Every(steps=10))]) as session:
-        for _ in range(5):
-            await session.run("leap")
-        assert await on_disk(tmp_path) == [0, 10, 20]
-    assert await on_disk(tmp_path) == [0, 10, 20, 25]
 
 
 async def test_the_step_is_not_read_once_more(tmp_path: Path) -> None:
@@ -177,26 +162,24 @@ async def test_an_empty_directory_is_a_beginning(tmp_path: Path) -> None:
 # -- the recorded scenarios
 
 
-async def test_saves_beside_the_end(tmp_path: Path) -> None:
-    """Recorded: five runs, every two; the same as TensorFlow's record. There is no graph to write into files."""
-    record: list[str] = []
-    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=2), Recording(record))], 5)
-    assert " ".join(record) == (
-        "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 RUN2 L.before_save(2) L.after_save(2) RUN3 RUN4 "
-        "L.before_save(4) L.after_save(4) RUN5 L.before_save(5) L.after_save(5) L.end(5)"
-    )
-    assert await on_disk(tmp_path) == [0, 2, 4, 5]
+SAVES = "L.before_save({0}) L.after_save({0})".format
 
 
-async def test_the_last_save_coincides_with_the_end(tmp_path: Path) -> None:
-    """Recorded: four runs, every two: the last step is not saved twice."""
+@pytest.mark.parametrize(
+    ("every", "expected", "steps"),
+    [
+        (2, f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} RUN5 {SAVES(5)} L.end(5)", [0, 2, 4, 5]),
+        (2, f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 RUN4 {SAVES(4)} L.end(4)", [0, 2, 4]),
+        (1, f"L.begin CREATE1 {SAVES(0)} RUN1 {SAVES(1)} L.end(1)", [0, 1]),
+    ],
+    ids=["beside the end", "at the end", "one run"],
+)
+async def test_recorded_saves(tmp_path: Path, every: int, expected: str, steps: list[int]) -> None:
+    """Recorded: the same as TensorFlow's record; the last step is not saved twice. There is no graph to write into files."""
     record: list[str] = []
-    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=2), Recording(record))], 4)
-    assert " ".join(record) == (
-        "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 RUN2 L.before_save(2) L.after_save(2) RUN3 RUN4 "
-        "L.before_save(4) L.after_save(4) L.end(4)"
-    )
-    assert await on_disk(tmp_path) == [0, 2, 4]
+    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=every), Recording(record))], steps[-1])
+    assert " ".join(record) == expected
+    assert await on_disk(tmp_path) == steps
 
 
 @pytest.mark.parametrize(
@@ -210,14 +193,6 @@ async def test_a_listener_stops_the_training(tmp_path: Path, returns: dict[int, 
     assert saves(record) == await on_disk(tmp_path) == steps
     assert record[-1] == f"L.end({steps[-1]})"
     assert session.stop_reason == f"a listener requested it after saving step {steps[-1]}"
-
-
-async def test_one_run_is_saved_once(tmp_path: Path) -> None:
-    """Recorded: one run, every step. There is nothing like `save_graph_def` to turn off."""
-    record: list[str] = []
-    await train(counting_graph(), [Noting(record), saver(tmp_path, ah.Every(steps=1), Recording(record))], 1)
-    assert " ".join(record) == "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 L.before_save(1) L.after_save(1) L.end(1)"
-    assert await on_disk(tmp_path) == [0, 1]
 
 
 @pytest.mark.parametrize(("save_on_error", "steps"), [(False, [0, 2]), (True, [0, 2, 3])])
@@ -238,8 +213,6 @@ async def test_a_recovery_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     hook = saver(None, ah.Every(steps=2), Recording(record))
     await train(ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path), [noting, faults, hook], 5, recovery=NO_BACKOFF)
     assert noting.steps == [1, 2, 3, 3, 4]
-    assert " ".join(record) == (
-        "L.begin CREATE1 L.before_save(0) L.after_save(0) RUN1 RUN2 L.before_save(2) L.after_save(2) RUN3 "
-        "CREATE2 RUN4 RUN5 L.before_save(4) L.after_save(4) L.end(4)"
-    )
+    expected = f"L.begin CREATE1 {SAVES(0)} RUN1 RUN2 {SAVES(2)} RUN3 CREATE2 RUN4 RUN5 {SAVES(4)} L.end(4)"
+    assert " ".join(record) == expected
     assert await on_disk(tmp_path) == [0, 2, 4]

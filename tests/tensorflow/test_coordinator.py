@@ -10,24 +10,14 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import fail, ticks, until_true
 
 pytestmark = pytest.mark.every_python
-
-
-async def wait_for_stop(coord: ah.Coordinator) -> None:
-    """Wait for the stop, then end."""
-    await coord.wait_for_stop()
 
 
 async def fail_when_stopped(coord: ah.Coordinator, error: BaseException) -> None:
     """Wait for the stop, then fail."""
     await coord.wait_for_stop()
-    raise error
-
-
-async def fail(error: BaseException) -> None:
-    """Fail immediately."""
     raise error
 
 
@@ -37,7 +27,7 @@ async def fail(error: BaseException) -> None:
 async def test_join_waits_for_some_that_need_the_stop() -> None:
     """Tasks that wait for the stop, and tasks that do not, are joined together."""
     coord = ah.Coordinator()
-    tasks = [coord.start_soon(wait_for_stop, coord), coord.start_soon(ticks)]
+    tasks = [coord.start_soon(coord.wait_for_stop), coord.start_soon(ticks)]
     joining = asyncio.create_task(coord.join())
     await ticks(20)
     assert [task.done() for task in tasks] == [False, True]
@@ -72,7 +62,7 @@ async def test_join_cancels_when_the_grace_period_is_over(grace: float) -> None:
 async def test_join_raises_the_first_error(how: str) -> None:
     """The first error is raised by every `join` and by `raise_requested_exception`, the same object; a later one is noted."""
     coord, first, second = ah.Coordinator(), OSError("first"), OSError("second")
-    coord.start_soon(wait_for_stop, coord)
+    coord.start_soon(coord.wait_for_stop)
     coord.start_soon(fail_when_stopped, coord, second)
     if how == "task":
         coord.start_soon(fail, first)
@@ -113,7 +103,7 @@ async def test_the_end_of_the_input_is_no_error(error: type[Exception]) -> None:
     """A clean end out of a task, by the usual types or the caller's, is a plain stop: `join` raises nothing."""
     coord = ah.Coordinator(clean_stop_exception_types=(EndOfBatch,))
     task = coord.start_soon(fail, error())
-    other = coord.start_soon(wait_for_stop, coord)
+    other = coord.start_soon(coord.wait_for_stop)
     await coord.join()
     assert coord.should_stop()
     assert error.__name__ in (coord.stop_reason or "")

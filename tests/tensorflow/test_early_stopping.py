@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -29,71 +28,58 @@ RECORDS = {
 }
 
 
-def reports(**options: Any) -> EarlyStoppingHook:
+def reports(monitor: str = "loss", **options: Any) -> EarlyStoppingHook:
     """A hook that receives results and fetches nothing."""
-    return EarlyStoppingHook(**{"every": None, **options})
+    return EarlyStoppingHook(monitor=monitor, every=None, **options)
 
 
-async def stops(*hooks: EarlyStoppingHook) -> bool:
-    """Whether a session stops when all of these receive the records, as an evaluator passes them."""
+HIGH: dict[str, Any] = {"monitor": "accuracy", "mode": "max"}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "expected"),
+    [
+        # A value above (below) the threshold; one that is never reached, or only before the first step that counts.
+        ([reports(**HIGH, stopping_threshold=0.8)], False),
+        ([reports(**HIGH, stopping_threshold=0.6, start_from_step=4000)], False),
+        ([reports(**HIGH, stopping_threshold=0.6)], True),
+        ([reports(stopping_threshold=0.6)], False),
+        ([reports(stopping_threshold=0.7, start_from_step=4000)], False),
+        ([reports(stopping_threshold=0.7)], True),
+        # So many steps without a larger (smaller) value; an equal value is none.
+        *[([reports(**HIGH, patience_steps=steps)], steps < 2000) for steps in (500, 1000, 1500, 2000)],
+        *[([reports(patience_steps=steps)], steps < 1000) for steps in (500, 1000)],
+        ([reports(patience_steps=500, start_from_step=3500)], False),
+        # Any of several.
+        *[
+            ([reports(**HIGH, stopping_threshold=good, name="a"), reports(**HIGH, patience_steps=long, name="b")], expected)
+            for good, long, expected in ((0.95, 9000, False), (0.5, 9000, True), (0.95, 1000, True))
+        ],
+    ],
+)  # fmt: skip
+async def test_what_stops(hooks: list[EarlyStoppingHook], expected: bool) -> None:
+    """A session stops when one of its hooks does, which receives the records as an evaluator passes them."""
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         for step, record in RECORDS.items():
             for hook in hooks:
                 hook.report(step, record)
-        await session.run("loss") if not session.should_stop() else None
-    return session.should_stop() and session.stop_reason is not None
-
-
-@pytest.mark.parametrize(
-    ("threshold", "first", "expected"), [(0.8, 0, False), (0.6, 4000, False), (0.6, 0, True)], ids=["above", "late", "reached"]
-)
-async def test_stop_if_higher(threshold: float, first: int, expected: bool) -> None:
-    """A value above the threshold stops; one that is never reached, or only before the first step that counts, does not."""
-    hook = reports(monitor="accuracy", mode="max", stopping_threshold=threshold, start_from_step=first)
-    assert await stops(hook) is expected
-
-
-@pytest.mark.parametrize(
-    ("threshold", "first", "expected"), [(0.6, 0, False), (0.7, 4000, False), (0.7, 0, True)], ids=["below", "late", "reached"]
-)
-async def test_stop_if_lower(threshold: float, first: int, expected: bool) -> None:
-    """The same for values that should be small."""
-    assert await stops(reports(monitor="loss", stopping_threshold=threshold, start_from_step=first)) is expected
-
-
-@pytest.mark.parametrize(("steps", "first", "expected"), [(500, 0, True), (1000, 0, True), (1500, 0, True), (2000, 0, False)])
-async def test_stop_if_no_increase(steps: int, first: int, expected: bool) -> None:
-    """So many steps without a larger value stop; an equal value is no increase."""
-    hook = reports(monitor="accuracy", mode="max", patience_steps=steps, start_from_step=first)
-    assert await stops(hook) is expected
-
-
-@pytest.mark.parametrize(("steps", "first", "expected"), [(500, 0, True), (1000, 0, False), (500, 3500, False)])
-async def test_stop_if_no_decrease(steps: int, first: int, expected: bool) -> None:
-    """So many steps without a smaller value stop; values before the first step that counts are ignored."""
-    assert await stops(reports(monitor="loss", patience_steps=steps, start_from_step=first)) is expected
+        if not session.should_stop():
+            await session.run("loss")
+    assert (session.should_stop() and session.stop_reason is not None) is expected
 
 
 async def test_an_old_plateau_does_not_stop() -> None:
     """A plateau before a resumed run does not count: what counts is the age of the current best value."""
-    hook = reports(monitor="loss", patience_steps=500)
+    hook = reports(patience_steps=500)
     await hook.begin()
     for step in (1000, 1500, 2000):
         hook.report(step, RECORDS[step])
     assert hook.report(2500, RECORDS[2500])
-    resumed = reports(monitor="loss", patience_steps=1000)
+    resumed = reports(patience_steps=1000)
     await resumed.begin()
     resumed.load_state_dict(hook.state_dict())
     assert not resumed.report(3000, RECORDS[3000])
     assert (resumed.best, resumed.best_step, resumed.reason) == (0.65, 3000, None)
-
-
-@pytest.mark.parametrize(("good", "long", "expected"), [(0.95, 9000, False), (0.5, 9000, True), (0.95, 1000, True)])
-async def test_any_of_several_hooks_stops(good: float, long: int, expected: bool) -> None:
-    """Several in one session each decide for themselves; the first one stops it."""
-    high = reports(monitor="accuracy", mode="max", stopping_threshold=good, name="high")
-    still = reports(monitor="accuracy", mode="max", patience_steps=long, name="still")
-    assert await stops(high, still) is expected
 
 
 @pytest.mark.parametrize("wanted", [False, True])
@@ -124,9 +110,8 @@ def test_what_decides_must_be_a_function(not_a_hook: Any) -> None:
 
 def test_both_periods_are_one() -> None:
     """Steps and seconds may both be given: whichever comes first. Nothing is set unless you set it."""
-    make: Callable[..., Any] = EarlyStoppingHook
-    make("loss", patience=1, every=ah.Every(steps=10))
-    make("loss", patience=1, every=ah.Every(steps=10, secs=60))
+    for every in (ah.Every(steps=10), ah.Every(steps=10, secs=60)):
+        EarlyStoppingHook("loss", patience=1, every=every)
 
 
 async def test_stop_and_its_reason_follow_the_observations() -> None:

@@ -45,44 +45,27 @@ async def evaluate_once(graph: ah.Graph, hooks: list[ah.SessionRunHook], final: 
     return finally_.final_ops_values
 
 
-async def test_a_perfect_model() -> None:
-    """One evaluation, and the value of the final operation."""
-    assert await evaluate_once(evaluating_graph(), [], "accuracy", 1) == 1.0
-
-
-async def test_inputs_that_end() -> None:
-    """Without a number of evaluations the end of the input is a clean end; values counted until then are kept."""
-    assert await evaluate_once(evaluating_graph(inputs=4), [], ["accuracy", "count", "global_step"], None) == [1.0, 4, 4]
-
-
-async def test_so_many_evaluations_and_a_final_operation() -> None:
-    """The final operations see all evaluations; the caller's list of hooks is not touched."""
-    mine: list[ah.SessionRunHook] = [RecordingHook()]
-    before = list(mine)
-    assert await evaluate_once(evaluating_graph(), mine, "count", 5) == 5
-    assert mine == before
-
-
-async def test_an_evaluation_that_counts_twice() -> None:
-    """A run that advances the step by two needs half as many runs."""
+@pytest.mark.parametrize(
+    ("options", "final", "evaluations", "runs", "value"),
+    [
+        ({}, "accuracy", 1, 1, 1.0),  # a perfect model
+        ({"inputs": 4}, ["accuracy", "count", "global_step"], None, 5, [1.0, 4, 4]),  # the end of the input is a clean end
+        ({}, "count", 5, 5, 5),  # the final operations see all evaluations
+        ({"steps": 2}, "global_step", 6, 3, 6),  # a run that advances the step by two needs half as many runs
+        ({}, "accuracy", 0, 0, 0.0),  # the final operations alone
+        ({}, "count", 3, 3, 3),  # the recorded scenario: the calls of a hook in between, one by one
+    ],
+)
+async def test_evaluating_once(options: dict[str, int], final: Any, evaluations: int | None, runs: int, value: Any) -> None:
+    """So many evaluations, or all, and the value of the final operations; the caller's list of hooks is not touched."""
     recorder = RecordingHook()
-    assert await evaluate_once(evaluating_graph(steps=2), [recorder], "global_step", 6) == 6
-    assert recorder.phases().count("after_run") == 3
-
-
-async def test_only_a_final_operation() -> None:
-    """With no evaluations only the final operations are run."""
-    recorder = RecordingHook()
-    assert await evaluate_once(evaluating_graph(), [recorder], "accuracy", 0) == 0.0
-    assert recorder.phases() == ["begin", "after_create_session", "end", "close"]
-
-
-async def test_the_recorded_scenario() -> None:
-    """Three evaluations, then the final operations; the calls of a hook in between, one by one."""
-    recorder = RecordingHook()
-    assert await evaluate_once(evaluating_graph(), [recorder], "count", 3) == 3
-    runs = ["before_run", "after_run"] * 3
-    assert recorder.phases() == ["begin", "after_create_session", *runs, "end", "close"]
+    mine: list[ah.SessionRunHook] = [recorder]
+    assert await evaluate_once(evaluating_graph(**options), mine, final, evaluations) == value
+    calls = ["before_run", "after_run"] * runs
+    if evaluations is None:
+        calls.pop()  # the last run has found no input
+    assert recorder.phases() == ["begin", "after_create_session", *calls, "end", "close"]
+    assert mine == [recorder]
 
 
 # -- evaluating in memory, while training
@@ -97,17 +80,11 @@ async def training(hook: EvaluatorHook, runs: int, *others: ah.SessionRunHook) -
 
 
 @both_modes
-async def test_runs_eval_metrics(mode: Any) -> None:
-    """Ten steps and every four: before the first, at 4, at 8, and at the end."""
-    hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_begin=True)
-    assert list(await training(hook, 10)) == [0, 4, 8, 10]
-
-
-@both_modes
-async def test_uses_the_latest_values_of_variables(mode: Any) -> None:
-    """Each evaluation sees the values as its step left them."""
-    hook = EvaluatorHook(total, every=ah.Every(steps=5), mode=mode, at_begin=True)
-    assert await training(hook, 10) == {0: 0, 5: 5, 10: 10}
+@pytest.mark.parametrize(("every", "steps"), [(4, [0, 4, 8, 10]), (5, [0, 5, 10])])
+async def test_runs_eval_metrics(mode: Any, every: int, steps: list[int]) -> None:
+    """Ten steps: before the first, by the period, and at the end, each with the values as its step left them."""
+    hook = EvaluatorHook(total, every=ah.Every(steps=every), mode=mode, at_begin=True)
+    assert await training(hook, 10) == {step: step for step in steps}
 
 
 @both_modes
