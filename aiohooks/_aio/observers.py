@@ -5,7 +5,6 @@ in its scope (`RunScope.observers`); those of a session, with what happens outsi
 
     observing       a block
     observed_call   a call that is awaited
-    watched         a coroutine that is awaited, with what it waits for
 """
 
 from __future__ import annotations
@@ -22,9 +21,13 @@ ahead, the write of a checkpoint, a wait that a stop ends, or a recovery."""
 
 
 class Observation(Protocol):
-    """One activity, as one observer sees it; must not raise."""
+    """One activity, as one observer sees it; must not raise.
 
-    def suspended(self) -> None:
+    One that also has a method `resumed(error)` is notified of each suspension of a call: `resumed` is called after it, with what
+    is raised there. What its `suspended` raises is raised there, too, and it lasts as many turns of the loop more as that returns.
+    """
+
+    def suspended(self) -> Any:
         """Called when a hook's method or an operation suspends for the first time."""
 
     def ended(self, error: BaseException | None) -> object:
@@ -88,60 +91,48 @@ def observing(observers: Sequence[Observer], kind: Kind, what: str) -> AbstractC
     return _observing(observers, kind, what) if observers else _UNOBSERVED
 
 
-async def observed_call(
+@types.coroutine
+def observed_call(
     call: Callable[..., Awaitable[Any]], kind: Kind, what: str, observers: Sequence[Observer], /, *args: Any, **keywords: Any
-) -> Any:
-    """Await `call(*args, **keywords)`, and notify `observers` of it."""
+) -> Generator[Any, Any, Any]:
+    """Await `call(*args, **keywords)`, and notify `observers` of it: the one place that resumes a coroutine by hand."""
     observation = _started(observers, kind, what)
+    error: BaseException | None = None
+    has_waited, turns, resumed = False, None, None
     try:
-        result = await watched(call(*args, **keywords), observation.suspended)
-    except BaseException as error:
-        observation.ended(error)
+        coro: Any = call(*args, **keywords)
+        made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
+        if made is not types.CoroutineType:
+            coro = _awaited(coro)
+        while True:
+            try:
+                waiting = coro.send(None) if error is None else coro.throw(error)
+            except StopIteration as stop:
+                result = stop.value
+                break
+            finally:
+                error = None  # its traceback has this frame
+            try:
+                if not has_waited or resumed is not None:
+                    turns = observation.suspended()
+                if not has_waited:
+                    has_waited, resumed = True, getattr(observation, "resumed", None)
+                yield waiting
+                if resumed is not None:
+                    for _ in range(turns or 0):
+                        yield
+            except GeneratorExit:
+                coro.close()
+                raise
+            except BaseException as thrown:
+                error = thrown
+            if resumed is not None:
+                resumed(error)
+    except BaseException as failure:
+        observation.ended(failure)
         raise
     observation.ended(None)
     return result
-
-
-@types.coroutine
-def watched(
-    awaitable: Awaitable[Any],
-    suspended: Callable[[], int | None],
-    resumed: Callable[[BaseException | None], object] | None = None,
-) -> Generator[Any, Any, Any]:
-    """Await something, and notify the caller of the waits in it: the one place that resumes a coroutine by hand.
-
-    Args:
-        awaitable: what is awaited.
-        suspended: called when it waits. What this raises is raised there; the wait is longer by as many turns of the loop as it
-            returns.
-        resumed: called after each wait, with what is raised there; without it only the first wait counts.
-    """
-    made: Any = type(awaitable)
-    coro: Any = awaitable if made is types.CoroutineType else _awaited(awaitable)
-    counts = True
-    error: BaseException | None = None
-    while True:
-        try:
-            waits_for = coro.send(None) if error is None else coro.throw(error)
-        except StopIteration as stop:
-            return stop.value
-        finally:
-            error = None  # its traceback has this frame
-        try:
-            turns = suspended() if counts else None
-            yield waits_for
-            if turns is not None:
-                for _ in range(turns):
-                    yield
-        except GeneratorExit:
-            coro.close()
-            raise
-        except BaseException as thrown:
-            error = thrown
-        if resumed is None:
-            counts = False
-        else:
-            resumed(error)
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

@@ -241,8 +241,8 @@ class BackgroundWriter(ThreadQueue[T]):
 
     async def aclose(self) -> None:
         """Write what is queued and end the thread; raise an error that has not been raised yet."""
-        self.finish()
-        await to_thread(self.join)
+        if not self.finish().done():  # the thread was started
+            await to_thread(self.join)
         if self.lost and not self._raises:
             _logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
         self.raise_failure()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, LoopClock, TimerHandle, current_clock
-from aiohooks._aio.observers import watched
+from aiohooks._aio.observers import observed_call
 from aiohooks._diagnostics import BlockedLoopWatch, Frames, user_location
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.hook import HookRegistration
@@ -197,25 +197,7 @@ class HookTimingHook(SessionRunHook):
     def _timed(self, method: Method, times: PhaseTime) -> Method:
         @functools.wraps(method)
         async def call(*args: Any) -> Any:
-            now = self._now
-            began = changed = now()  # when it was called, and when it was suspended or resumed last
-
-            def suspended() -> None:
-                nonlocal changed
-                resumed, changed = changed, now()
-                self._record_block(times, changed - resumed)
-
-            def resumed(_: object) -> None:
-                nonlocal changed
-                suspended, changed = changed, now()
-                times.waiting_secs += changed - suspended
-
-            try:
-                return await watched(method(*args), suspended, resumed)
-            finally:
-                suspended()
-                times.calls += 1
-                times.histogram[bisect_left(BUCKET_SECS, changed - began)] += 1
+            return await observed_call(method, "hook", times.hook, (_TimedCall(times, self._now, self._record_block),), *args)
 
         return call
 
@@ -307,3 +289,31 @@ class HookTimingHook(SessionRunHook):
 
     def __repr__(self) -> str:
         return f"<HookTimingHook watching {len(self._watched)} hooks>"
+
+
+class _TimedCall:
+    """One call: how long it held the loop from each resumption to the next suspension, and how long it was suspended."""
+
+    def __init__(self, times: PhaseTime, now: Callable[[], float], record_block: Callable[[PhaseTime, float], None]) -> None:
+        self._times = times
+        self._now = now
+        self._record_block = record_block
+
+    def started(self, kind: str, what: str) -> _TimedCall:
+        self._began = self._changed = self._now()
+        return self
+
+    def _since_change(self) -> float:
+        changed, self._changed = self._changed, self._now()
+        return self._changed - changed
+
+    def suspended(self) -> None:
+        self._record_block(self._times, self._since_change())
+
+    def resumed(self, error: BaseException | None) -> None:
+        self._times.waiting_secs += self._since_change()
+
+    def ended(self, error: BaseException | None) -> None:
+        self.suspended()
+        self._times.calls += 1
+        self._times.histogram[bisect_left(BUCKET_SECS, self._changed - self._began)] += 1

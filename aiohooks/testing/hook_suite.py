@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import new_task
-from aiohooks._aio.observers import watched
+from aiohooks._aio.observers import observed_call
 from aiohooks._validate import is_coroutine_function
 from aiohooks.checkpoint.stateful import is_stateful
 from aiohooks.dispatch.group import HookGroup
@@ -254,7 +254,7 @@ class _Waits:
         self.place = ""
         self.swallowed = False
         """Whether the method that waited there has returned in spite of the cancel."""
-        self._at = at
+        self.at = at
 
     def count_in(self, hook: Any, names: Iterable[str]) -> None:
         """Count the waits in the methods of the hook, which may run in tasks of their own."""
@@ -276,25 +276,37 @@ class _Waits:
 
     async def counted(self, coro: Coroutine[Any, Any, Any], place: str) -> Any:
         """Await a coroutine, and count its waits."""
-        error: BaseException | None = None
+        return await observed_call(lambda: coro, "hook", place, (_CountedCall(self, place),))
 
-        def suspended() -> int:
-            self.count += 1
-            if self.count > 2_000:
-                raise AssertionError("it waits more than 2000 times, so it may never end")
-            if self.count != self._at:
-                return 0
-            self.place = place
-            self.cut_off()
-            return 20  # a wait of one turn would be over before the cancel comes
 
-        def resumed(thrown: BaseException | None) -> None:
-            nonlocal error
-            error = thrown
+class _CountedCall:
+    """One call, whose waits are counted: an `Observation`."""
 
-        result = await watched(coro, suspended, resumed)
-        self.swallowed |= isinstance(error, asyncio.CancelledError) and place == self.place
-        return result
+    def __init__(self, waits: _Waits, place: str) -> None:
+        self._waits, self._place = waits, place
+        self._thrown: BaseException | None = None
+
+    def started(self, kind: str, what: str) -> _CountedCall:
+        return self
+
+    def suspended(self) -> int:
+        waits = self._waits
+        waits.count += 1
+        if waits.count > 2_000:
+            raise AssertionError("it waits more than 2000 times, so it may never end")
+        if waits.count != waits.at:
+            return 0
+        waits.place = self._place
+        waits.cut_off()
+        return 20  # a wait of one turn would be over before the cancel comes
+
+    def resumed(self, error: BaseException | None) -> None:
+        self._thrown = error
+
+    def ended(self, error: BaseException | None) -> None:
+        is_swallowed = error is None and isinstance(self._thrown, asyncio.CancelledError) and self._place == self._waits.place
+        self._waits.swallowed |= is_swallowed
+        self._thrown = None
 
 
 async def restores_context_variables(case: _Case) -> None:

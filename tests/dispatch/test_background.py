@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph, double
-from tests.support.waiting import forever, ticks, uncancellable, until_true
+from tests.support.sessions import NO_BACKOFF, counting_graph, double
+from tests.support.waiting import fail, forever, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -46,11 +46,16 @@ class Observer:
         return 5
 
 
+def group_of(hook: object, *, grace_secs: float = 10.0, **options: Any) -> ah.HookGroup[Lifecycle]:
+    """Make a group with a background hook."""
+    return ah.HookGroup(Lifecycle, [ah.configure(hook, background=True, **options)], grace_secs=grace_secs)
+
+
 async def test_calls_run_beside_what_follows_in_order() -> None:
     """The caller does not wait; one call of a hook runs at a time; leaving the group waits for all. Answers are not queued."""
     gate = asyncio.Event()
     observer = Observer(lambda _: gate.wait())
-    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)]) as group:
+    async with group_of(observer) as group:
         for number in range(3):
             await group.hooks.on(number)
         await ticks()
@@ -59,25 +64,6 @@ async def test_calls_run_beside_what_follows_in_order() -> None:
         assert await group.hooks.ask() == 5
         gate.set()
     assert observer.ended == [0, 1, 2]
-
-
-async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> None:
-    """The call that it would have queued is not made."""
-    gate = asyncio.Event()
-
-    async def fails(number: int) -> None:
-        await gate.wait()
-        raise ValueError(f"call {number}")
-
-    observer = Observer(fails)
-    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=1)]) as group:
-        await group.hooks.on(0)
-        waiting = asyncio.create_task(group.hooks.on(1))
-        await ticks()
-        gate.set()
-        with pytest.raises(ValueError, match="call 0"):
-            await waiting
-    assert observer.began == [0]
 
 
 async def test_calls_see_the_context_of_their_caller() -> None:
@@ -90,12 +76,11 @@ async def test_calls_see_the_context_of_their_caller() -> None:
         seen.append(variable.get())
         variable.set(-1)
 
-    async with ah.HookGroup(Lifecycle, [ah.configure(Observer(look), background=True)]) as group:
+    async with group_of(Observer(look)) as group:
         for number in range(3):
             variable.set(number)
             await group.hooks.on(number)
-    assert seen == [0, 1, 2]
-    assert variable.get() == 2
+    assert (seen, variable.get()) == ([0, 1, 2], 2)
 
 
 async def test_a_failure_comes_out_of_the_next_call() -> None:
@@ -108,7 +93,7 @@ async def test_a_failure_comes_out_of_the_next_call() -> None:
 
     observer = Observer(fails)
     with pytest.raises(ExceptionGroup) as at_the_end:  # noqa: PT012 - the block is what raises
-        async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)]) as group:
+        async with group_of(observer) as group:
             await group.hooks.on(0)
             await ticks(10)
             with pytest.raises(ValueError, match="call 0") as raised:
@@ -126,33 +111,64 @@ async def test_a_failure_comes_out_of_the_next_call() -> None:
     assert observer.began == [0, 1, 2, 3, 4, 5]
 
 
-async def test_the_time_limit_is_that_of_the_call() -> None:
-    """A queued call waits without a limit; an active one that exceeds it fails."""
-    with ManualClock() as clock:
-        observer = Observer(forever)
-        with refused(ah.errors.HookTimeoutError, "Observer.on", "5 s"):
-            async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, timeout=5)]) as group:
+async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> None:
+    """The call that it would have queued is not made."""
+    gate = asyncio.Event()
+
+    async def fails(number: int) -> None:
+        await gate.wait()
+        raise ValueError(f"call {number}")
+
+    observer = Observer(fails)
+    async with group_of(observer, max_pending=1) as group:
+        await group.hooks.on(0)
+        waiting = asyncio.create_task(group.hooks.on(1))
+        await ticks()
+        gate.set()
+        with pytest.raises(ValueError, match="call 0"):
+            await waiting
+    assert observer.began == [0]
+
+
+async def test_limits_and_foreign_cancels_are_those_of_a_call(clock: ManualClock) -> None:
+    """A queued call waits without a limit, an active one that exceeds it fails, and so does one that others cancel."""
+    for error, says in (
+        (ah.errors.HookTimeoutError, "5 s"),
+        (ah.errors.HookCancelledError, "was cancelled, and not by its caller"),
+    ):
+
+        async def call(number: int, cuts_off: bool = error is ah.errors.HookTimeoutError) -> None:
+            if number == 0:
+                task = asyncio.current_task()
+                assert task is not None
+                clock.advance(5) if cuts_off else task.cancel()
+                await forever()
+
+        observer = Observer(call)
+        with refused(error, "Observer.on", says):
+            async with group_of(observer, timeout=5) as group:
+                clock.advance(100)
                 await group.hooks.on(0)
-                await ticks()
-                clock.advance(5)
+                await group.hooks.on(1)
+                clock.advance(4)
+        assert observer.ended == [1]
 
 
-async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation() -> None:
+async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation(clock: ManualClock) -> None:
     """It continues, and nothing else is left behind."""
     gate = asyncio.Event()
     observer, before = Observer(lambda _: uncancellable(gate)), asyncio.all_tasks()
-    with ManualClock() as clock:
 
-        async def main() -> None:
-            async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)], grace_secs=9) as group:
-                await group.hooks.on(0)
+    async def main() -> None:
+        async with group_of(observer, grace_secs=9) as group:
+            await group.hooks.on(0)
 
-        task = asyncio.create_task(main())
-        for _ in ("for the queue", "for the cancelled call"):
-            await until_true(lambda: clock.pending)
-            clock.advance(9)
-            await until_true(lambda: not clock.pending)
-        await task
+    task = asyncio.create_task(main())
+    for _ in ("for the queue", "for the cancelled call"):
+        await until_true(lambda: clock.pending)
+        clock.advance(9)
+        await until_true(lambda: not clock.pending)
+    await task
     left = asyncio.all_tasks() - before
     gate.set()
     await asyncio.wait(left)
@@ -173,142 +189,6 @@ async def test_a_call_that_continues_when_the_group_is_left_queues_nothing() -> 
     assert (first.ended, observer.began) == ([0], [])
 
 
-async def test_a_call_that_a_third_party_cancels() -> None:
-    """It is reported like a failure, and the next one is made."""
-
-    async def cancels_itself(number: int) -> None:
-        if number == 0:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            await forever()
-
-    observer = Observer(cancels_itself)
-    with refused(ah.errors.HookCancelledError, "Observer.on was cancelled, and not by its caller"):
-        async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True)]) as group:
-            await group.hooks.on(0)
-            await group.hooks.on(1)
-    assert observer.ended == [1]
-
-
-# -- in a session
-
-
-class Watching(ah.SessionRunHook):
-    """Counts the runs that it has seen the end of, when a gate is open."""
-
-    def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        self.steps: list[int] = []
-        self.events: list[str] = []
-
-    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
-        return ah.SessionRunArgs("loss")
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        await self.gate.wait()
-        self.steps.append(run_context.global_step)
-        self.events.append(f"after_run {run_values.results}")
-
-    async def end(self, session: ah.Session) -> None:
-        self.events.append("end")
-
-    async def close(self, exc: BaseException | None) -> None:
-        self.events.append("close")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": list(self.steps)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
-    """A background hook's `after_run` does not hold up the runs; all are complete before its `end`, or its `close`."""
-    hook = Watching()
-    with pytest.raises(OSError) if fails else ManualClock():  # noqa: PT011
-        async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True)]) as session:
-            for batch in range(3):
-                await session.run("loss", {"batch": batch})
-            assert hook.steps == []
-            asyncio.get_running_loop().call_soon(hook.gate.set)
-            if fails:
-                raise OSError("of the block")
-    assert hook.steps == [1, 2, 3]
-    assert hook.events == ["after_run 0", "after_run 2", "after_run 4", *([] if fails else ["end"]), "close"]
-
-
-async def test_a_background_hook_is_called_after_a_recovery() -> None:
-    """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
-    steps: list[int] = []
-
-    class Background(ah.SessionRunHook):
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            steps.append(run_context.global_step)
-
-    class Failing(ah.SessionRunHook):
-        async def after_run(self, run_context: Any, run_values: Any) -> None:
-            if run_context.global_step == 1:
-                raise ah.AbortedError("lost")
-
-    policy = ah.RecoveryPolicy(backoff=ah.Backoff(0, 0))
-    hooks: list[Any] = [ah.configure(Background(), background=True), Failing()]
-    async with ah.AsyncMonitoredSession(double, hooks, recovery=policy) as session:
-        await session.run("double")
-    assert steps == [1, 2]
-
-
-async def test_a_background_failure_comes_out_of_a_later_run() -> None:
-    """As an error of that run, with a note of the one that it is of; or out of the end of the session."""
-
-    class Failing(ah.SessionRunHook):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-            if run_context.global_step == 1:
-                raise ah.AbortedError("lost")
-
-    hooks = [ah.configure(Failing(), background=True)]
-    async with ah.AsyncSingularMonitoredSession(double, hooks) as session:
-        await session.run("loss")
-        await ticks()
-        with pytest.raises(ah.AbortedError, match="lost") as raised:
-            await session.run("loss")
-        assert raised.value.__notes__ == ["raised by Failing.after_run at step 1"]
-        await session.run("loss")
-    with pytest.raises(ah.AbortedError, match="lost"):
-        async with ah.AsyncSingularMonitoredSession(double, [ah.configure(Failing(), background=True)]) as session:
-            await session.run("loss")
-
-
-async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:
-    """A save waits for the background calls of the hooks that it holds: the restored state has seen every run before it."""
-    hook, saving = Watching(), asyncio.Event()
-
-    class Listener(ah.CheckpointSaverListener):
-        async def before_save(self, session: ah.Session, global_step: int) -> None:
-            if global_step:
-                saving.set()
-
-    class Foreground(ah.SessionRunHook):
-        def state_dict(self) -> dict[str, Any]:
-            return {"waited": 1}
-
-        def load_state_dict(self, state: Any) -> None: ...
-
-    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), save_on_end=False, listeners=[Listener()])
-    hooks: list[Any] = [ah.configure(hook, background=True), Foreground(), saver]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
-        run = asyncio.create_task(session.run("train"))
-        await saving.wait()
-        await ticks(20)
-        assert not run.done()
-        hook.gate.set()
-        await run
-    restored = await ah.Saver(tmp_path, read_only=True).restore()
-    assert restored is not None
-    assert restored.state["hooks"]["Watching"] == {"steps": [1]}
-
-
 @pytest.mark.parametrize("places", [1, 2])
 async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -> None:
     """With `max_pending` calls queued or active others wait. A free place wakes the first, or, if that is cancelled, the next."""
@@ -320,7 +200,7 @@ async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -
         await group.hooks.on(number)
         through.append(number)
 
-    async with ah.HookGroup(Lifecycle, [ah.configure(observer, background=True, max_pending=places)]) as group:
+    async with group_of(observer, max_pending=places) as group:
         for number in range(places):
             await put(number)
         tasks = {number: asyncio.create_task(put(number)) for number in range(places, 6)}
@@ -331,8 +211,7 @@ async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -
                 tasks[3].cancel()
             await ticks(20)
             assert len(through) <= number + 1 + places
-    assert through == [0, 1, 2, 4, 5]
-    assert observer.ended == [0, 1, 2, 4, 5]
+    assert through == observer.ended == [0, 1, 2, 4, 5]
 
 
 @pytest.mark.parametrize("hooks", [1, 2])
@@ -399,8 +278,115 @@ async def test_calls_are_made_one_at_a_time_under_eager_tasks() -> None:
     if sys.version_info >= (3, 12):
         asyncio.get_running_loop().set_task_factory(start)
     try:
-        async with ah.HookGroup(Lifecycle, [ah.configure(Again(), background=True)]) as group:
+        async with group_of(Again()) as group:
             await group.hooks.on(0)
             await until_true(lambda: not group.status()[0].pending)
     finally:
         asyncio.get_running_loop().set_task_factory(None)
+
+
+# -- in a session
+
+
+class Watching(ah.SessionRunHook):
+    """Records the runs that it has seen the end of, when a gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.steps: list[int] = []
+        self.events: list[str] = []
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
+        return ah.SessionRunArgs("loss")
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await self.gate.wait()
+        self.steps.append(run_context.global_step)
+        self.events.append(f"after_run {run_values.results}")
+
+    async def end(self, session: ah.Session) -> None:
+        self.events.append("end")
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.events.append("close")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": list(self.steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
+    """A background hook's `after_run` does not hold up the runs; all are complete before its `end`, or its `close`."""
+    hook = Watching()
+    with pytest.raises(OSError) if fails else ManualClock():  # noqa: PT011
+        async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True)]) as session:
+            for batch in range(3):
+                await session.run("loss", {"batch": batch})
+            assert hook.steps == []
+            asyncio.get_running_loop().call_soon(hook.gate.set)
+            if fails:
+                raise OSError("of the block")
+    assert hook.steps == [1, 2, 3]
+    assert hook.events == ["after_run 0", "after_run 2", "after_run 4", *([] if fails else ["end"]), "close"]
+
+
+async def test_a_background_hook_is_called_after_a_recovery() -> None:
+    """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
+    hook, lost = Watching(), FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")})
+    hook.gate.set()
+    async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True), lost], recovery=NO_BACKOFF) as session:
+        await session.run("double")
+    assert hook.steps == [1, 2]
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+async def test_a_background_failure_comes_out_of_a_later_run(runs: int) -> None:
+    """As an error of that run, with a note of the one that it is of; or out of the end of the session."""
+    hook = ah.configure(FaultInjectionHook({("after_run", 1): lambda: fail(ah.AbortedError("lost"))}), background=True)
+
+    async def main() -> None:
+        async with ah.AsyncSingularMonitoredSession(double, [hook]) as session:
+            await session.run("loss")
+            await ticks()
+            for number in range(1, runs):
+                with pytest.raises(ah.AbortedError, match="lost") if number == 1 else ManualClock() as raised:
+                    await session.run("loss")
+                assert number > 1 or raised.value.__notes__ == ["raised by FaultInjectionHook.after_run at step 1"]
+
+    if runs > 1:
+        await main()
+    else:
+        with pytest.raises(ah.AbortedError, match="lost"):
+            await main()
+
+
+async def test_a_checkpoint_has_the_state_of_a_background_hook(tmp_path: Path) -> None:
+    """A save waits for the background calls of the hooks that it holds: the restored state has seen every run before it."""
+    hook, saving = Watching(), asyncio.Event()
+
+    class Listener(ah.CheckpointSaverListener):
+        async def before_save(self, session: ah.Session, global_step: int) -> None:
+            if global_step:
+                saving.set()
+
+    class Foreground(ah.SessionRunHook):
+        def state_dict(self) -> dict[str, Any]:
+            return {"waited": 1}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), save_on_end=False, listeners=[Listener()])
+    hooks: list[Any] = [ah.configure(hook, background=True), Foreground(), saver]
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
+        run = asyncio.create_task(session.run("train"))
+        await saving.wait()
+        await ticks(20)
+        assert not run.done()
+        hook.gate.set()
+        await run
+    restored = await ah.Saver(tmp_path, read_only=True).restore()
+    assert restored is not None
+    assert restored.state["hooks"]["Watching"] == {"steps": [1]}
