@@ -23,8 +23,8 @@ ahead, the write of a checkpoint, a wait that a stop ends, or a recovery."""
 class Observation(Protocol):
     """One activity, as one observer sees it; must not raise.
 
-    One that also has a method `resumed(error)` is notified of each suspension of a call: `resumed` is called after it, with what
-    is raised there. What its `suspended` raises is raised there, too, and it lasts as many turns of the loop more as that returns.
+    One that also has a method `resumed(error)` is notified of each suspension of a call, and after it of what is raised there.
+    What its `suspended` raises is raised there, too; the suspension is longer by as many turns of the loop as it returns.
     """
 
     def suspended(self) -> Any:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
-import decimal
 import functools
 import threading
 from typing import Any
@@ -14,9 +12,8 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.hooks import RequestingHook, SessionRecorder, five_hooks
 from tests.support.sessions import counting_graph
-from tests.support.waiting import HANG_SECS, fails_after, forever, parked, ticks, until_true
+from tests.support.waiting import HANG_SECS, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -295,50 +292,6 @@ async def test_a_run_of_a_closed_session_is_not_repeated() -> None:
     assert (read, session.variables.snapshot()["v"]) == ([1], 7)
 
 
-@pytest.mark.parametrize("hooks", [0, 1])
-async def test_workers_that_share_variables_lose_no_updates(hooks: int) -> None:
-    """Monitored sessions that replace one variable in overlapping runs count all their steps in it."""
-    graph, variables, steps = ah.Graph(), ah.Variables(), ah.MemoryStepStore()
-    graph.variable("count", 0)
-
-    @graph.train_op(updates="count")
-    async def train(count: int) -> int:
-        await ticks(2)
-        return count + 1
-
-    async def work(number: int) -> None:
-        requests = [RequestingHook({"count": "count"}) for _ in range(hooks)]
-        async with ah.AsyncMonitoredSession(graph, requests, global_step=steps, variables=variables) as session:
-            for _ in range(5):
-                await ticks(number)
-                await session.run("train")
-
-    await asyncio.gather(*map(work, range(3)))
-    assert (variables.snapshot(), steps.latest.step) == ({"count": 15}, 15)
-
-
-async def test_hooks_that_overlap_lose_no_updates() -> None:
-    """Raw runs out of overlapping hooks that replace one variable count all, as if the hooks had taken turns."""
-    graph = ah.Graph()
-    graph.variable("count", 0)
-
-    @graph.operation(updates="count")
-    async def increment(count: int) -> int:
-        await ticks()
-        return count + 1
-
-    async def call(number: int, phase: str) -> None:
-        if phase != "after_create_session":
-            await sessions[0].run("increment")
-
-    recorder = SessionRecorder()
-    sessions = recorder.sessions
-    async with ah.AsyncMonitoredSession(graph, [recorder, *five_hooks(call)]) as session:
-        for _ in range(2):
-            await session.run("count")
-        assert await session.run("count") == 25  # in before_run and after_run of two runs, and this one's before_run
-
-
 async def test_steps_and_variables_change_together() -> None:
     """A waiter that is woken by a step finds the variables of that step."""
     graph = counting_graph()
@@ -430,27 +383,6 @@ async def test_what_an_operation_sets_is_seen_by_those_that_need_it() -> None:
     assert request.get() == "left"
 
 
-async def test_blocks_of_overlapping_operations_do_not_nest() -> None:
-    """What an operation enters in its context, and leaves after another has entered its own, is its own; the caller's stays."""
-    graph, before, gates = ah.Graph(), decimal.getcontext(), [asyncio.Event(), asyncio.Event()]
-    thirds: list[str] = []
-
-    async def divide(number: int) -> None:
-        with decimal.localcontext(prec=3 + number):
-            await gates[number].wait()
-            thirds.append(str(decimal.Decimal(1) / 3))
-
-    for number in range(2):
-        graph.operation(name=f"{number}", inputs=[])(functools.partial(divide, number))
-    run = await parked(ah.Session(graph).run(["0", "1"]))
-    for gate in gates:
-        await ticks()
-        gate.set()
-    await run
-    assert thirds == ["0.333", "0.3333"]
-    assert decimal.getcontext() is before
-
-
 async def test_what_cannot_wait_has_no_task() -> None:
     """Operations run in the caller's task and context until one may wait: that has its own, where those that follow it run."""
     graph, variable = ah.Graph(), contextvars.ContextVar[int]("variable")
@@ -498,56 +430,23 @@ async def test_an_operation_that_has_become_ready_fails_itself() -> None:
 # -- cancels
 
 
-@pytest.mark.parametrize("victim", ["first", "second"])
-async def test_an_operation_that_a_third_party_cancels_is_named(victim: str) -> None:
+async def test_an_operation_that_a_third_party_cancels_is_named() -> None:
     """The error names the operation and the step; the other operations end, and the caller is not cancelled."""
-    graph, tasks = ah.Graph(), dict[str, Any]()
+    graph, tasks = ah.Graph(), list[Any]()
 
-    async def wait(name: str) -> None:
-        tasks[name] = asyncio.current_task()
+    async def wait() -> None:
+        tasks.append(asyncio.current_task())
         await forever()
 
     for name in ("first", "second"):
-        graph.operation(name=name, inputs=[])(functools.partial(wait, name))
+        graph.operation(name=name)(wait)
     run = asyncio.create_task(ah.Session(graph).run(["first", "second"]))
     await until_true(lambda: len(tasks) == 2)
-    tasks[victim].cancel()
-    with refused(ah.errors.HookCancelledError, f"operation '{victim}' at step 1 was cancelled, and not by its caller"):
+    tasks[1].cancel()
+    with refused(ah.errors.HookCancelledError, "operation 'second' at step 1 was cancelled, and not by its caller"):
         await run
-    assert run not in tasks.values()
-    assert (run.cancelling(), [task.done() for task in tasks.values()]) == (0, [True, True])
-
-
-@pytest.mark.parametrize("order", [["fails", "cleans"], ["cleans", "fails"]], ids="-".join)
-async def test_a_cancel_of_the_caller_is_kept_during_a_cleanup(order: list[str]) -> None:
-    """An operation that ends a task of its own, as another has failed, and suppresses the cancel of that, takes no other one."""
-    graph, ends, leave = ah.Graph(), asyncio.Event(), asyncio.Event()
-
-    async def end_later() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await forever()
-        ends.set()
-        await leave.wait()
-
-    async def cleans() -> None:
-        task = await parked(end_later())
-        try:
-            await forever()
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    for name in order:
-        graph.operation(name=name)(cleans if name == "cleans" else fails_after(5, OSError("lost")))
-    run = asyncio.create_task(ah.Session(graph).run(order))
-    await ends.wait()
-    run.cancel()
-    await ticks()
-    leave.set()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await run
-    assert repr(caught.value.__context__) == "OSError('lost')"
+    assert run not in tasks
+    assert (run.cancelling(), [task.done() for task in tasks]) == (0, [True, True])
 
 
 # -- threads

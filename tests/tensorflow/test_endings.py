@@ -10,10 +10,9 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph
 from tests.support.waiting import ticks
-from tests.tensorflow.blocks import ONE_RUN, MakeSession, boom, both_kinds, run_block, train
+from tests.tensorflow.blocks import ONE_RUN, MakeSession, boom, both_kinds, run_block
 
 pytestmark = pytest.mark.every_python
 
@@ -58,51 +57,6 @@ async def test_a_failed_block_cancels_background_tasks() -> None:
 
 
 # -- the end of the block
-
-
-@both_kinds
-@pytest.mark.parametrize("error", [ah.OutOfRangeError, StopIteration, StopAsyncIteration], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("raised_in", ["body", "before_run"])
-async def test_the_end_of_the_input_is_a_clean_end(make: MakeSession, error: type[Exception], raised_in: str) -> None:
-    """The block suppresses an end of the input, from the body or a run, and calls `end`."""
-    hook = RecordingHook()
-
-    async def no_more(*_: object) -> None:
-        raise StopAsyncIteration if error is StopIteration else error
-
-    hooks = [hook, PhaseHook(raised_in, no_more)]
-    async with make(counting_graph(), hooks) as session:
-        await session.run("loss")
-        if raised_in == "body":
-            raise error
-    assert hook.phases()[-2:] == ["end", "close"]
-    assert hook.closed_with == [None]
-    assert session.should_stop()
-
-
-@both_kinds
-async def test_an_error_of_a_run_leaves_the_block(make: MakeSession) -> None:
-    """Any other error reaches the caller as the same object, `end` is not called, and the session is closed."""
-    error = RuntimeError("regular exception")
-    hook = FaultInjectionHook({("before_run", 2): error})
-    session = make(counting_graph(), [hook])
-    with pytest.raises(RuntimeError, match="regular exception") as caught:
-        await run_block(session, train(2))
-    assert caught.value is error
-    assert "end" not in hook.phases()
-    assert hook.closed_with == [error]
-    assert session.should_stop()
-
-
-@both_kinds
-async def test_an_error_of_the_body_leaves_the_block(make: MakeSession) -> None:
-    """An error of the body comes out as it is."""
-    error = KeyError("body")
-    with pytest.raises(KeyError) as caught:
-        async with make(counting_graph(), [RecordingHook()]) as session:
-            raise error
-    assert caught.value is error
-    assert session.should_stop()
 
 
 @both_kinds

@@ -41,14 +41,6 @@ async def test_the_graph_is_the_one_that_was_given(make: MakeSession) -> None:
     assert make(ah.ChiefSessionCreator(graph)).graph is graph
 
 
-@both_kinds
-async def test_run_returns_what_was_fetched_with_what_was_fed(make: MakeSession) -> None:
-    """Fetches and feeds reach the raw session, and its values come back."""
-    async with make(counting_graph()) as session:
-        assert await session.run("loss", {"x": 42}) == 420
-        assert await session.run({"a": ["loss"]}, feed_dict={"x": 2}) == {"a": [20]}
-
-
 class Spying(ah.Session):
     """A raw session that keeps the arguments of `run`."""
 
@@ -140,16 +132,6 @@ async def test_what_a_hook_is_called_with() -> None:
     assert steps == [1, 1]
 
 
-async def test_each_hook_gets_what_it_asked_for() -> None:
-    """Results go to the hook that fetched them, None to a hook that fetched nothing; the caller gets its own."""
-    hooks = [RequestingHook("loss"), RequestingHook(None), RequestingHook({"t": "total", "l": ["loss"]}), RecordingHook()]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
-        assert await session.run("train", {"x": 2}) == 2
-    assert [hook.values[0].results for hook in hooks if isinstance(hook, RequestingHook)] == [20, None, {"t": 0, "l": [20]}]
-    assert isinstance(hooks[3], RecordingHook)
-    assert hooks[3].results == [None]
-
-
 @pytest.mark.parametrize("phase", ["before_run", "after_run"])
 async def test_a_session_stops_when_a_hook_asks(phase: str) -> None:
     """`should_stop` is false until a hook requests a stop; that run is finished, and other hooks see the stop."""
@@ -205,17 +187,6 @@ async def test_a_failed_run_is_no_stop() -> None:
 
 
 # -- the singular one
-
-
-async def test_the_singular_session_does_not_recover() -> None:
-    """There an AbortedError leaves the run and the block as any error; no second session is made."""
-    error = ah.AbortedError("lost")
-    hook = FaultInjectionHook({("before_run", 1): error})
-    with pytest.raises(ah.AbortedError) as caught:
-        async with ah.AsyncSingularMonitoredSession(counting_graph(), [hook]) as session:
-            await session.run("train")
-    assert caught.value is error
-    assert hook.phases() == ["begin", "after_create_session", "before_run", "close"]
 
 
 async def test_the_raw_session() -> None:

@@ -70,34 +70,6 @@ async def test_sessions_are_replaced_one_by_one() -> None:
     assert hook.phases().count("after_create_session") == 3
 
 
-@pytest.mark.parametrize("error", [ah.AbortedError, ah.UnavailableError], ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("phase", ["after_create_session", "before_run", "run", "after_run"])
-async def test_a_recoverable_error_repeats_the_run(phase: str, error: type[Exception]) -> None:
-    """An error that means "try again", wherever it comes from, replaces the session and repeats the run; the caller sees none."""
-    faults = {} if phase == "run" else {(phase, 1): error("lost")}
-    hook = FaultInjectionHook(faults)
-    creator = DyingCreator([0 if phase == "run" and error is ah.AbortedError else 9, 9, 9])
-    if phase == "run" and error is ah.UnavailableError:
-        away = [True]
-
-        @creator.graph.operation(name="away")
-        def fragile() -> None:
-            if away.pop():
-                away.append(False)
-                raise ah.UnavailableError("away")
-
-        fetches: Any = ["train", "away"]
-    else:
-        fetches = ["train"]
-    async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
-        assert (await session.run(fetches))[0] == 1
-        assert not session.should_stop()
-    assert [one.closed for one in creator.made] == [True, True]
-    assert hook.phases().count("begin") == 1
-    assert hook.phases().count("after_create_session") == 2
-    assert hook.phases()[-3:] == ["after_run", "end", "close"]
-
-
 async def test_recovery_keeps_variables_and_step() -> None:
     """Unlike TensorFlow's without a checkpoint, a recovered session continues from the values and the step that were reached.
 
