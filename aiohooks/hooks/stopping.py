@@ -15,8 +15,8 @@ from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
 from aiohooks.graph.graph import Node
-from aiohooks.hooks._observing import scalar
-from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.hooks._observing import Sampling, scalar
+from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
@@ -229,18 +229,18 @@ def _unix_time(deadline: object) -> float:
 
 
 class EarlyStoppingHook(SessionRunHook):
-    """Requests a stop when the monitored value has not improved for a while, is good enough, or has diverged.
+    """Requests a stop when the monitored value has not improved for a while, is good enough, or is not finite.
 
     The value is fetched in the runs that `every` selects, or passed to `report`, as an `EvaluatorHook` does:
-    `EvaluatorHook(evaluate, every=..., on_result=stopping.report)`. Each value is one observation. `reason` says why it
-    stopped, and is the session's `stop_reason` if no stop was requested before.
+    `EvaluatorHook(evaluate, every=..., on_result=stopping.report)`. Each value is one observation; NaN or an infinity stops
+    immediately. `reason` says why it stopped, and is the session's `stop_reason` if no stop was requested before.
 
     With `restore_best`, objects that change themselves, such as a torch module, have the state of the best observation after a
     clean end, however it came about; what was saved at the end is the state of the last step.
 
     Its counts survive a restart, and so do the states of the best observation: a run that is cut anywhere and resumed stops where
     an uninterrupted one does. An evaluation at the end (`at_end`) is no part of the run: no checkpoint counts it. When a run that
-    it had stopped, and that has ended, is resumed, its patience starts again; with `stay_stopped` it stops before the first run.
+    it had stopped, and that has ended, is resumed, its patience starts again.
     """
 
     def __init__(
@@ -248,36 +248,23 @@ class EarlyStoppingHook(SessionRunHook):
         monitor: Any = None,
         *,
         mode: Literal["min", "max"] = "min",
-        patience: int | None = None,
-        patience_steps: int | None = None,
-        patience_secs: float | None = None,
+        patience: int | Every | None = None,
         min_delta: float = 0.0,
-        min_delta_mode: Literal["abs", "rel"] = "abs",
         stopping_threshold: float | None = None,
-        divergence_threshold: float | None = None,
-        check_finite: bool = True,
-        start_from_step: int = 0,
         every: Every | None = Every(steps=1),
-        stay_stopped: bool = False,
         restore_best: Mapping[str, Stateful] | None = None,
         name: str | None = None,
     ) -> None:
-        """Create the hook with at least one patience or threshold.
+        """Create the hook with a patience, a threshold, or both.
 
         Args:
             monitor: the value: a fetch; or the key in the mappings that `report` gets. None if `report` gets numbers.
             mode: whether smaller values are better ("min") or larger ones ("max").
-            patience: how many observations in a row may be no better than the best one; the last of them stops.
-            patience_steps: the same in steps since the best one, checked at each observation.
-            patience_secs: the same in seconds since the best one.
+            patience: how many observations in a row may be no better than the best one; the last of them stops. An `Every` of
+                steps, seconds or both counts these instead, from the best observation to one that is no better.
             min_delta: by how much a value must be better than the best one to count as better.
-            min_delta_mode: `"rel"` for a fraction of the best value: 0.01 is one percent.
             stopping_threshold: stop immediately at a value that is as good as this.
-            divergence_threshold: stop immediately at a value that is worse than this.
-            check_finite: stop immediately at NaN or infinity; otherwise NaN is never better than anything.
-            start_from_step: ignore observations before this step.
             every: when to fetch; None to use `report` alone.
-            stay_stopped: stop immediately when a run that this hook had stopped is resumed.
             restore_best: objects with `state_dict()` and `load_state_dict(state)`, by name, that get the state of the best
                 observation back when the session has ended cleanly.
             name: the name of its state in checkpoints; needed if a session has several of these hooks.
@@ -286,23 +273,16 @@ class EarlyStoppingHook(SessionRunHook):
             InvalidArgumentError: an argument is invalid, or nothing would ever stop.
         """
         check_choice(mode, "mode", "min", "max")
-        check_choice(min_delta_mode, "min_delta_mode", "abs", "rel")
-        patience = checked_int(patience, "patience", 1, expected="observations, 1 or more, or leave it out", optional=True)
-        patience_steps = checked_int(
-            patience_steps, "patience_steps", 1, expected="steps, 1 or more, or leave it out", optional=True
-        )
-        check_secs(patience_secs, "patience_secs", optional=True, positive=True)
-        _check_finite_number(min_delta, "min_delta", least=0.0)
-        for what, threshold in (("stopping", stopping_threshold), ("divergence", divergence_threshold)):
-            if threshold is not None:
-                _check_finite_number(threshold, f"{what}_threshold")
-        start_from_step = checked_int(start_from_step, "start_from_step", expected="steps, 0 or more")
+        self._limits = _patience_limits(patience)
+        if not is_finite(min_delta) or min_delta < 0:
+            raise InvalidArgumentError(f"min_delta is {safe_repr(min_delta)}; give a finite number, 0 or more")
+        if stopping_threshold is not None and not is_finite(stopping_threshold):
+            raise InvalidArgumentError(f"stopping_threshold is {safe_repr(stopping_threshold)}; give a finite number")
         check_instance(every, Every, "every", optional=True)
-        self._limits = (patience, patience_steps, patience_secs)
-        if all(limit is None for limit in (*self._limits, stopping_threshold, divergence_threshold)):
+        if patience is None and stopping_threshold is None:
             raise InvalidArgumentError(
-                "it would never stop; give patience=, stopping_threshold= or divergence_threshold= "
-                "(to check for values that are not finite alone, use NanHook)"
+                "it would never stop; give patience= or stopping_threshold= (to check for values that are not finite alone, "
+                "use NanHook)"
             )
         check_mapping(restore_best, "restore_best", optional=True)
         for what, one in (restore_best or {}).items():
@@ -311,18 +291,14 @@ class EarlyStoppingHook(SessionRunHook):
                     f"restore_best[{what!r}] is {safe_repr(one)}; give an object with state_dict() and load_state_dict(state)"
                 )
         self._restore_best = dict(restore_best or {})
-        self._monitor = monitor
+        self._args = SessionRunArgs(monitor)
+        self._has_monitor = monitor is not None
         self._value_name = monitor.name if isinstance(monitor, Node) else "the value" if monitor is None else str(monitor)
         self._mode = mode
         self._sign = 1.0 if mode == "min" else -1.0  # times this, smaller is always better
         self._min_delta = min_delta
-        self._relative = min_delta_mode == "rel"
-        self._stopping = stopping_threshold
-        self._divergence = divergence_threshold
-        self._check_finite = check_finite
-        self._start_from_step = start_from_step
+        self._threshold = stopping_threshold
         self._every = None if monitor is None else every
-        self._stay_stopped = stay_stopped
         self.name: str = name or ""
         self._reset()
 
@@ -341,9 +317,7 @@ class EarlyStoppingHook(SessionRunHook):
         self._since: tuple[int, float] | None = None
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
-        self._timer: EveryTimer | None = None if self._every is None else self._every.timer()
-        self._fetching = False
-        self._ended = False
+        self._timer: Sampling | None = None if self._every is None else Sampling(self._every, first=False)
         self._state_at_end: dict[str, Any] | None = None
 
     async def begin(self) -> None:
@@ -352,43 +326,35 @@ class EarlyStoppingHook(SessionRunHook):
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""
-        step = session.global_step.latest.step
         if self._timer is not None:
-            self._timer.resume(step, self._clock.now())
+            self._timer.start(session.global_step.latest.step)
         self._coord = coord
         if self.reason is not None:
             coord.request_stop(self.reason)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the value if it is due."""
-        step = run_context.global_step
-        self._fetching = False
-        if self._timer is not None and self._timer.due(step, self._clock.now()):
-            self._fetching = step >= self._start_from_step
-            if not self._fetching:
-                self._timer.mark(step, self._clock.now())
-        return SessionRunArgs(self._monitor) if self._fetching else None
+        return self._args if self._timer is not None and self._timer.should_fetch(run_context.global_step) else None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Observe the value; raise `InvalidArgumentError` if it is not a single number."""
-        if self._fetching and self._timer is not None:
-            self._fetching = False
-            self._timer.mark(run_context.global_step, self._clock.now())
-            self._observe(run_context.global_step, run_values.results, run_context.request_stop)
+        if self._timer is not None and self._timer.mark_if_due(run_context.global_step):
+            self._observe(run_context.global_step, run_values.results, None)
 
     async def end(self, session: Session) -> None:
         """Note whether it has ended the run."""
-        self._ended = self._has_ended_run()
+        self.end_run()
 
     def end_run(self) -> bool:
-        """Internal: keep the state from before the evaluation at the end; return whether this hook has ended the run."""
-        if self._state_at_end is None:
-            self._ended = self._has_ended_run()
-            self._state_at_end = self.state_dict()
-        return self._ended
+        """Keep the state of this moment for checkpoints, and return whether this hook has ended the run.
 
-    def _has_ended_run(self) -> bool:
-        return self.reason is not None and self._coord is not None and self._coord.stop_reason == self.reason
+        For a hook that reports after the last run has ended, as `EvaluatorHook` does with `at_end`, or saves then: what is
+        observed from then on is no part of the run, and a run that is resumed knows nothing of it.
+        """
+        if self._state_at_end is None:
+            ended = self.reason is not None and self._coord is not None and self._coord.stop_reason == self.reason
+            self._state_at_end = {**self.state_dict(), "ended": ended}
+        return bool(self._state_at_end["ended"])
 
     async def close(self, exc: BaseException | None) -> None:
         """After a clean end, give the objects of `restore_best` the states of the best observation."""
@@ -414,78 +380,58 @@ class EarlyStoppingHook(SessionRunHook):
         """
         step = checked_int(step, "step", expected="a step, 0 or more")
         if isinstance(value, Mapping):
-            values: Mapping[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
-            value = self._monitored(step, values)
+            value = self._monitored(step, value)  # pyright: ignore[reportUnknownArgumentType]
         check_mapping(states, "states", optional=True)
         if states is not None and states.keys() != self._restore_best.keys():
             raise InvalidArgumentError(
                 f"states has {', '.join(map(repr, states)) or 'nothing'}; give those of restore_best: "
                 f"{', '.join(map(repr, self._restore_best)) or 'nothing'}"
             )
-        self._observe(step, value, lambda reason: None if self._coord is None else self._coord.request_stop(reason), states)
+        self._observe(step, value, states)
         return self.reason is not None
 
     def _monitored(self, step: int, values: Mapping[Any, Any]) -> Any:
-        if self._monitor is None:
+        if not self._has_monitor:
             raise InvalidArgumentError(f"got a mapping of {', '.join(map(str, values))} at step {step}; say which: monitor=...")
-        if self._value_name not in values:
-            raise FetchError(
-                f"{self._value_name!r} is not in the mapping reported at step {step}; {did_you_mean(self._value_name, values)}"
-            )
-        return values[self._value_name]
+        name = self._value_name
+        if name not in values:
+            raise FetchError(f"{name!r} is not in the mapping reported at step {step}; {did_you_mean(name, values)}")
+        return values[name]
 
-    def _observe(
-        self, step: int, value: Any, request_stop: Callable[[str], None], states: Mapping[str, Any] | None = None
-    ) -> None:
+    def _observe(self, step: int, value: Any, states: Mapping[str, Any] | None) -> None:
         found = scalar(value)
         if found is None:
             raise InvalidArgumentError(f"{self._value_name} is {value!r} at step {step}; early stopping needs one number")
-        if step < self._start_from_step:
-            return
         number, now = float(found), self._clock.now()
-        if self._is_better(number):
+        if math.isfinite(number) and (self.best is None or self._sign * number < self._sign * self.best - self._min_delta):
             self.best, self.best_step, self.waited = number, step, 0
             self._since = step, now
             self.best_states = self._current_states() if states is None else states
-        elif self._since is None:
-            self.waited, self._since = 1, (step, now)
         else:
             self.waited += 1
+            self._since = self._since or (step, now)
         if self.reason is None and (cause := self._stop_cause(step, number, now)) is not None:
-            self.reason = f"early stopping at step {step}: {cause}"
+            self.reason = f"early stopping at step {step}: {self._value_name} = {number:g}{cause}"
             _logger.info("%s", self.reason)
-            request_stop(self.reason)
+            if self._coord is not None:
+                self._coord.request_stop(self.reason)
 
     def _current_states(self) -> Mapping[str, Any]:
         states: dict[str, Any] = snapshot({name: one.state_dict() for name, one in self._restore_best.items()}, HostMemory())
         return states
 
-    def _is_better(self, number: float) -> bool:
-        if math.isnan(number) or (self._check_finite and math.isinf(number)):
-            return False
-        if self.best is None:
-            return True
-        delta = self._min_delta * abs(self.best) if self._relative else self._min_delta
-        return self._sign * number < self._sign * self.best - delta
-
     def _stop_cause(self, step: int, number: float, now: float) -> str | None:
-        sign, name = self._sign, self._value_name
-        if self._check_finite and not math.isfinite(number):
-            return f"{name} = {number:g} is not finite"
-        if self._stopping is not None and sign * number <= sign * self._stopping:
-            return f"{name} = {number:g} is as good as the threshold, {self._stopping:g}"
-        if self._divergence is not None and sign * number > sign * self._divergence:
-            return f"{name} = {number:g} is worse than the divergence threshold, {self._divergence:g}"
-        if self.waited == 0 or self._since is None:
-            return None
-        since_step, since_secs = self._since
-        used = (self.waited, "observations"), (step - since_step, "steps"), (now - since_secs, "s")
-        for (amount, unit), limit in zip(used, self._limits, strict=True):
-            if limit is not None and amount >= limit:
-                best = "there was no good one" if self.best is None else f"the best was {self.best:g} at step {self.best_step}"
-                return (
-                    f"{name} = {number:g}, no better for {amount:g} {unit if amount != 1 else unit.rstrip('s') or unit}; {best}"
-                )
+        if not math.isfinite(number):
+            return " is not finite"
+        if self._threshold is not None and self._sign * number <= self._sign * self._threshold:
+            return f" is as good as the threshold, {self._threshold:g}"
+        since_step, since_secs = self._since or (step, now)
+        used = {"observations": self.waited, "steps": step - since_step, "s": now - since_secs}
+        for unit, limit in self._limits.items():
+            amount = used[unit]
+            if self.waited and amount >= limit:
+                passed = f"{amount:g} {unit if amount != 1 else unit.rstrip('s') or unit}"
+                return f", no better for {passed}; the best was {self.best:g} at step {self.best_step}"
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -502,7 +448,7 @@ class EarlyStoppingHook(SessionRunHook):
             "since_step": since_step,
             "since_secs": since_secs,
             "reason": self.reason,
-            "ended": self.reason is not None and (self._ended or self._coord is None),
+            "ended": self.reason is not None and self._coord is None,
             "timer": {} if self._timer is None else self._timer.state_dict(),
             **({"best_states": dict(self.best_states)} if self._restore_best else {}),
         }
@@ -510,7 +456,6 @@ class EarlyStoppingHook(SessionRunHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with these counts; the state of another `monitor` or `mode` is ignored with a warning."""
         check_mapping(state, "state", optional=False)
-        state = {"ended": True, "timer": {}, **state}  # earlier versions did not have them
         missing = self.state_dict().keys() - state.keys()
         if missing:
             raise InvalidArgumentError(f"the state of an EarlyStoppingHook has no {', '.join(sorted(missing))}; it has {state!r}")
@@ -523,13 +468,13 @@ class EarlyStoppingHook(SessionRunHook):
         self.best, self.best_step = state["best"], state["best_step"]
         if self._restore_best:
             self.best_states = state["best_states"]
-        self.waited, self.reason = state["waited"], state["reason"] or (self.reason if self._coord is not None else None)
+        in_recovery = self._coord is not None  # the stop has been requested already, whatever the state says
+        self.waited, self.reason = state["waited"], state["reason"] or (self.reason if in_recovery else None)
         now = self._clock.now()
         self._since = None if state["since_step"] is None else (state["since_step"], now - state["since_secs"])
         if self._timer is not None:
             self._timer.load_state_dict(state["timer"])
-        if self.reason is not None and state["ended"] and not self._stay_stopped and self._coord is None:
-            # Resumed on purpose. In a recovery the coordinator is known, and the stop has been requested already.
+        if self.reason is not None and state["ended"] and not in_recovery:
             _logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
             self.reason, self.waited, self._since = None, 0, None
 
@@ -538,8 +483,15 @@ class EarlyStoppingHook(SessionRunHook):
         return f"EarlyStoppingHook({self._value_name!r}, mode={self._mode!r}{state})"
 
 
-def _check_finite_number(value: object, name: str, *, least: float = -math.inf) -> None:
-    if not is_finite(value) or value < least:
-        raise InvalidArgumentError(
-            f"{name} is {safe_repr(value)}; give a finite number{'' if least == -math.inf else ', 0 or more'}"
-        )
+def _patience_limits(patience: Any) -> dict[str, float]:
+    """Return the limits of a patience by unit."""
+    if isinstance(patience, Every):
+        if patience.at or patience.after:
+            raise InvalidArgumentError(
+                f"patience is {patience}; give an Every of steps, secs or both: it counts from the best value"
+            )
+        limits = {"steps": patience.steps, "s": patience.secs}
+    else:
+        expected = "observations, 1 or more, an Every of steps or seconds, or leave it out"
+        limits = {"observations": checked_int(patience, "patience", 1, expected=expected, optional=True)}
+    return {unit: limit for unit, limit in limits.items() if limit is not None}

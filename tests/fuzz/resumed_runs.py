@@ -198,9 +198,13 @@ class Trial:
             ah.LambdaHook(end=note_end),
             self.evaluator,
             stopping,
-            ah.EarlyStoppingHook("loss", patience_secs=4.0 * program.patience, every=every["stop"], name="by seconds"),
+            ah.EarlyStoppingHook("loss", patience=ah.Every(secs=4.0 * program.patience), every=every["stop"], name="by seconds"),
             ah.EarlyStoppingHook(
-                "loss", patience_steps=3 * program.patience, every=every["log"], restore_best={"data": data}, name="by steps"
+                "loss",
+                patience=ah.Every(steps=3 * program.patience),
+                every=every["log"],
+                restore_best={"data": data},
+                name="by steps",
             ),
             self.history,
             ah.CSVHook(self.folder / "run.csv", graph_values, every=every["csv"]),

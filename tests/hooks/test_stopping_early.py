@@ -1,97 +1,67 @@
-"""EarlyStoppingHook: when it stops, and why."""
+"""EarlyStoppingHook: when it stops and why, over restarts and recoveries, and the states of the best observation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.stopping import EarlyStoppingHook
-from aiohooks.testing import ManualClock
+from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.evaluations import giving, stopped_at
-from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph
+from tests.support.hooks import PhaseHook, RestoringHook
+from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
 
 pytestmark = pytest.mark.every_python
 
 NAN, INF = math.nan, math.inf
 
 
-# (values, options, the step at which it stops)
-PATIENCE: list[tuple[list[Any], dict[str, Any], int | None]] = [
-    ([3, 2, 2, 1, 1, 1, 0], {"patience": 2}, 6),
+# (values, options, the reason; None if it does not stop)
+OBSERVED: list[tuple[list[Any], dict[str, Any], str | None]] = [
+    ([3, 2, 2], {"patience": 1}, "at step 3: loss = 2, no better for 1 observation; the best was 2 at step 2"),
+    ([3, 2, 2, 1, 1, 1, 0], {"patience": 2}, "at step 6: loss = 1, no better for 2 observations; the best was 1 at step 4"),
     ([3, 2, 1, 0], {"patience": 1}, None),
-    ([1, 2, 0.5, 2, 2], {"patience": 2}, 5),
-    ([1, 2, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, 6),
-    ([1, 2, 3, 2, 2], {"patience": 2, "mode": "max"}, 5),
-    ([1.0, 0.95, 0.91, 0.8, 0.79], {"patience": 2, "min_delta": 0.1}, 3),
+    ([1, 2, 0.5, 2, 2], {"patience": 2}, "at step 5: loss = 2, no better for 2 observations; the best was 0.5 at step 3"),
+    ([1, 2, 2, 3, 3, 3], {"patience": 2, "mode": "max"}, "at step 6: loss = 3, no better for 2 observations; the best was 3"),
+    ([1, 2, 3, 2, 2], {"patience": 2, "mode": "max"}, "at step 5: loss = 2, no better for 2 observations; the best was 3"),
+    ([1.0, 0.95, 0.91, 0.8], {"patience": 2, "min_delta": 0.1}, "at step 3: loss = 0.91, no better for 2 observations; the be"),
     ([1.0, 0.8, 0.79, 0.69, 0.6], {"patience": 2, "min_delta": 0.1}, None),
-    ([100, 99.5, 99.1, 98], {"patience": 2, "min_delta": 0.01, "min_delta_mode": "rel"}, 3),
-    ([100, 98.5, 97.5, 96], {"patience": 2, "min_delta": 0.01, "min_delta_mode": "rel"}, None),
-    ([-100, -100.5, -100.9], {"patience": 2, "min_delta": 0.01, "min_delta_mode": "rel"}, 3),
-    ([-1, -2, -2, -2], {"patience": 2}, 4),
-    ([9, 9, 9, 3, 3, 3], {"patience": 2, "start_from_step": 4}, 6),
-    ([1, 2, 2, 2, 2, 2, 2], {"patience_steps": 5}, 6),
-    ([1] * 20, {"patience": 2, "every": ah.Every(steps=5)}, 15),
-    ([1] * 20, {"patience_steps": 7, "every": ah.Every(steps=5)}, 15),
-    ([1] * 9, {"patience": 3, "patience_steps": 2}, 3),
-]
-
-THRESHOLDS: list[tuple[list[Any], dict[str, Any], int | None]] = [
-    ([3, 2, 1, 0], {"stopping_threshold": 1}, 3),
+    ([1, 2, 2, 2, 2, 2], {"patience": ah.Every(steps=5)}, "at step 6: loss = 2, no better for 5 steps; the best was 1 at step 1"),
+    ([1] * 20, {"patience": 2, "every": ah.Every(steps=5)}, "at step 15: loss = 1, no better for 2 observations; the best was"),
+    ([1] * 20, {"patience": ah.Every(steps=7), "every": ah.Every(steps=5)}, "at step 15: loss = 1, no better for 10 steps; "),
+    ([9, 9, 9, 3, 3, 3], {"patience": 2, "every": ah.Every(steps=1, after=3)}, "at step 6: loss = 3, no better for 2 observat"),
+    ([3, 2, 1, 0], {"stopping_threshold": 1}, "at step 3: loss = 1 is as good as the threshold, 1"),
     ([3, 2, 1.01], {"stopping_threshold": 1}, None),
-    ([0.5, 0.9, 1.0, 0.2], {"stopping_threshold": 1.0, "mode": "max"}, 3),
-    ([3, 10, 11, 3], {"divergence_threshold": 10}, 3),
-    ([3, -10, -11], {"divergence_threshold": -10, "mode": "max"}, 3),
-    ([3, NAN, 2], {"patience": 5}, 2),
-    ([3, INF, 2], {"patience": 5}, 2),
-    ([3, -INF, 2], {"patience": 5}, 2),
-    ([3, NAN, 2, NAN, NAN], {"patience": 2, "check_finite": False}, 5),
-    ([NAN, NAN, 1], {"patience": 2, "check_finite": False}, 2),
-    ([NAN, NAN, NAN], {"patience_steps": 2, "check_finite": False}, 3),
-    ([NAN, 2], {"patience": 5, "start_from_step": 2}, None),
-    ([INF, 2, 2, 2], {"patience": 3, "check_finite": False}, None),
+    ([0.5, 0.9, 1.0, 0.2], {"stopping_threshold": 1.0, "mode": "max"}, "at step 3: loss = 1 is as good as the threshold, 1"),
+    ([3, NAN, 2], {"patience": 5}, "at step 2: loss = nan is not finite"),
+    ([3, INF, 2], {"stopping_threshold": 1}, "at step 2: loss = inf is not finite"),
+    ([-INF, 2], {"stopping_threshold": 1}, "at step 1: loss = -inf is not finite"),
 ]
 
 
-@pytest.mark.parametrize(("values", "options", "at"), PATIENCE + THRESHOLDS)
-async def test_when_it_stops(values: list[Any], options: dict[str, Any], at: int | None) -> None:
-    """It stops at the first observation at which one of its limits is reached, and not before."""
-    assert await stopped_at(values, EarlyStoppingHook("loss", **options)) == at
-
-
-@pytest.mark.parametrize(
-    ("values", "options", "reason"),
-    [
-        ([3, 2, 2], {"patience": 1}, "at step 3: loss = 2, no better for 1 observation; the best was 2 at step 2"),
-        ([3, 3, 3], {"patience": 2}, "at step 3: loss = 3, no better for 2 observations; the best was 3 at step 1"),
-        ([3, 3, 3], {"patience_steps": 2}, "at step 3: loss = 3, no better for 2 steps; the best was 3 at step 1"),
-        (
-            [NAN],
-            {"patience": 1, "check_finite": False},
-            "at step 1: loss = nan, no better for 1 observation; there was no good one",
-        ),
-        ([0.25], {"stopping_threshold": 0.5}, "at step 1: loss = 0.25 is as good as the threshold, 0.5"),
-        ([0.75], {"divergence_threshold": 0.5}, "at step 1: loss = 0.75 is worse than the divergence threshold, 0.5"),
-        ([INF], {"patience": 1}, "at step 1: loss = inf is not finite"),
-    ],
-)
-async def test_the_reason(values: list[Any], options: dict[str, Any], reason: str) -> None:
-    """The reason has the step, the value, and the limit; it is also the session's reason."""
+@pytest.mark.parametrize(("values", "options", "reason"), OBSERVED)
+async def test_when_and_why_it_stops(values: list[Any], options: dict[str, Any], reason: str | None) -> None:
+    """It stops at the first observation at which a limit is reached; the reason has the step, the value, and the limit."""
     hook = EarlyStoppingHook("loss", **options)
-    await stopped_at(values, hook)
-    assert hook.reason == f"early stopping {reason}"
+    step = await stopped_at(values, hook)
+    if reason is None:
+        assert hook.reason is None
+    else:
+        assert str(hook.reason).startswith(f"early stopping {reason}")
+        assert reason.startswith(f"at step {step}: ")
 
 
 async def test_patience_in_seconds() -> None:
     """Seconds since the best value are those of the current clock."""
     with ManualClock() as clock:
-        hook = EarlyStoppingHook("loss", patience_secs=10)
+        hook = EarlyStoppingHook("loss", patience=ah.Every(secs=10))
         async with ah.AsyncMonitoredSession(giving([3, 2, 2, 2, 2]), [hook]) as session:
             for secs in (100, 4, 5, 4, 1):
                 assert not session.should_stop()
@@ -103,13 +73,14 @@ async def test_patience_in_seconds() -> None:
 async def test_the_best_value() -> None:
     """The best value and its step are available, even if it stopped at another one."""
     hook = EarlyStoppingHook("loss", mode="max", patience=3)
+    assert repr(hook) == "EarlyStoppingHook('loss', mode='max')"
     await stopped_at([1, 5, 2, 3, 4], hook)
     assert (hook.best, hook.best_step, hook.waited) == (5.0, 2, 3)
     assert repr(hook) == "EarlyStoppingHook('loss', mode='max', best=5 at step 2)"
 
 
 async def test_nothing_is_fetched_between_observations() -> None:
-    """The value is fetched only in the runs of `every`, and not before `start_from_step`."""
+    """The value is fetched only in the runs of `every`."""
     asked: list[int] = []
     graph, store = counting_graph(), ah.MemoryStepStore()
 
@@ -118,7 +89,7 @@ async def test_nothing_is_fetched_between_observations() -> None:
         asked.append(store.latest.step + 1)
         return 1.0
 
-    hook = EarlyStoppingHook(graph.node("metric"), patience=100, every=ah.Every(steps=3), start_from_step=5)
+    hook = EarlyStoppingHook(graph.node("metric"), patience=100, every=ah.Every(steps=3, after=3))
     async with ah.AsyncMonitoredSession(graph, [hook], global_step=store) as session:
         for _ in range(10):
             await session.run("train")
@@ -150,37 +121,28 @@ async def test_a_missing_metric_is_a_typed_error() -> None:
 # -- observations from elsewhere
 
 
-async def reported(hook: EarlyStoppingHook, values: Iterable[tuple[int, Any]]) -> str | None:
-    """Return the session's stop reason after these reports."""
+@pytest.mark.parametrize(
+    ("options", "values", "reason"),
+    [
+        (
+            {"patience": 2},
+            [(10, 3.0), (20, 2.0), (30, 2.0), (40, 2.5), (50, 1.0)],
+            "at step 40: the value = 2.5, no better for 2 observations; the best was 2 at step 20",
+        ),
+        (
+            {"monitor": "accuracy", "mode": "max", "patience": 1, "every": None},
+            [(0, {"accuracy": 0.5, "loss": 1}), (10, {"accuracy": 0.25})],
+            "at step 10: accuracy = 0.25, no better for 1 observation; the best was 0.5 at step 0",
+        ),
+    ],
+)
+async def test_reports_are_observations(options: dict[str, Any], values: list[tuple[int, Any]], reason: str) -> None:
+    """A reported value, or that under `monitor` in a mapping, counts as a fetched one; the stop is requested immediately."""
+    hook = EarlyStoppingHook(**options)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
         for step, value in values:
             assert hook.report(step, value) == session.should_stop()
-    return session.stop_reason
-
-
-async def test_reports_are_observations() -> None:
-    """A reported value counts as a fetched one; the stop is requested immediately."""
-    hook = EarlyStoppingHook(patience=2)
-    why = await reported(hook, [(10, 3.0), (20, 2.0), (30, 2.0), (40, 2.5), (50, 1.0)])
-    assert why == "early stopping at step 40: the value = 2.5, no better for 2 observations; the best was 2 at step 20"
-    assert hook.reason == why
-    assert (hook.best, hook.best_step) == (1.0, 50)
-
-
-async def test_reports_of_mappings() -> None:
-    """With `monitor` the value is taken from a mapping; without `every` nothing is fetched."""
-    hook = EarlyStoppingHook("accuracy", mode="max", patience=1, every=None)
-    values = [(0, {"accuracy": 0.5, "loss": 1}), (10, {"accuracy": 0.25})]
-    assert await reported(hook, values) == (
-        "early stopping at step 10: accuracy = 0.25, no better for 1 observation; the best was 0.5 at step 0"
-    )
-
-
-async def test_reports_before_start_from_step_are_ignored() -> None:
-    """Reports of steps before `start_from_step` are not observations, but must be numbers."""
-    hook = EarlyStoppingHook(patience=1, start_from_step=10)
-    why = await reported(hook, [(1, 0.0), (9, NAN), (10, 3.0), (11, 4.0)])
-    assert why == "early stopping at step 11: the value = 4, no better for 1 observation; the best was 3 at step 10"
+    assert session.stop_reason == hook.reason == f"early stopping {reason}"
 
 
 async def test_invalid_reports() -> None:
@@ -206,12 +168,187 @@ async def test_a_report_before_the_first_run() -> None:
         assert session.stop_reason == hook.reason
 
 
-MODES: tuple[Literal["min", "max"], ...] = ("min", "max")
+# -- restarts and recoveries
 
 
-def test_repr() -> None:
-    """The repr shows what is monitored and how."""
-    assert [repr(EarlyStoppingHook("loss", mode=mode, patience=1)) for mode in MODES] == [
-        "EarlyStoppingHook('loss', mode='min')",
-        "EarlyStoppingHook('loss', mode='max')",
-    ]
+async def test_a_resumed_run_that_had_stopped() -> None:
+    """It continues with all its patience, compared with the best so far."""
+    first, second = (EarlyStoppingHook("loss", patience=2) for _ in range(2))
+    await stopped_at([1, 2, 2], first)
+    hooks = [second, RestoringHook(second, first.state_dict())]
+    async with ah.AsyncMonitoredSession(giving([2] * 4), hooks, global_step=ah.MemoryStepStore(3)) as session:
+        while not session.should_stop():
+            await session.run("step")
+    assert session.stop_reason == "early stopping at step 5: loss = 2, no better for 2 observations; the best was 1 at step 1"
+
+
+async def test_a_run_that_was_cut_after_its_stop_stops_again() -> None:
+    """What was saved between the request and the end has not ended: resumed, it stops before its first run."""
+    first, second = (EarlyStoppingHook(stopping_threshold=1) for _ in range(2))
+    async with ah.AsyncMonitoredSession(counting_graph(), [first]):
+        first.report(1, 0.5)
+        state = first.state_dict()
+    assert (state["ended"], first.state_dict()["ended"]) == (False, True)
+    async with ah.AsyncMonitoredSession(counting_graph(), [second, RestoringHook(second, state)]) as session:
+        assert session.stop_reason == first.reason
+
+
+async def test_what_is_observed_after_the_end_is_not_in_the_state() -> None:
+    """`end_run` keeps the state of its moment, once: a later report changes what the hook knows, and no checkpoint."""
+    hook = EarlyStoppingHook(patience=1)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        hook.report(1, 2.0)
+        state = {**hook.state_dict(), "since_secs": None}
+        assert not hook.end_run()
+        hook.report(2, 3.0)
+        assert not hook.end_run()
+        assert session.stop_reason == hook.reason is not None
+    assert {**hook.state_dict(), "since_secs": None} == state
+    assert hook.waited == 1
+
+
+@pytest.mark.parametrize("other", [{"monitor": "accuracy"}, {"mode": "max"}])
+async def test_the_state_of_another_value_is_ignored(other: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """The best of another value, or by another mode, is not compared with; a warning says so."""
+    hook = EarlyStoppingHook("loss", patience=2)
+    await stopped_at([1, 2], hook)
+    second = EarlyStoppingHook(**{"monitor": "loss", "patience": 2, **other})
+    await second.begin()
+    second.load_state_dict(hook.state_dict())
+    assert second.best is None
+    assert "early stopping starts its counts again" in caplog.text
+    with refused(ah.errors.InvalidArgumentError, "the state of an EarlyStoppingHook has no", "best_step"):
+        second.load_state_dict({"best": 1})
+
+
+async def test_a_recovery_keeps_the_counts() -> None:
+    """If there is no checkpoint to restore, the counts continue through a recovery; no observation is made twice."""
+    hook = EarlyStoppingHook("loss", patience=3)
+    lost = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(giving([1, 2, 2, 2, 2]), [hook, lost], recovery=NO_BACKOFF) as session:
+        while not session.should_stop():
+            await session.run("step")
+        assert session.status().recoveries == 1
+    assert session.global_step.latest.step == 4
+
+
+async def test_steps_after_a_recovery_are_observed_again() -> None:
+    """After a recovery that moved the step back, the repeated steps are due again, with the restored state."""
+    hook = EarlyStoppingHook("loss", patience=3, every=ah.Every(steps=2))
+    saved: dict[str, Any] = {}
+    seen: list[tuple[int, int]] = []
+
+    async def note(context: ah.SessionRunContext, values: object) -> None:
+        seen.append((context.global_step, hook.waited))
+        if context.global_step == 3 and not saved:
+            saved.update(hook.state_dict())
+
+    async def restore(session: ah.Session, coord: ah.Coordinator) -> None:
+        if saved:
+            hook.load_state_dict(saved)
+
+    hooks: list[Any] = [ah.configure(PhaseHook("after_create_session", restore), order=-1), hook]
+    async with going_back(*hooks, ah.configure(PhaseHook("after_run", note), order=1), at=7, to=3) as session:
+        while not session.should_stop():
+            await session.run("train")
+    assert seen == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 2), (4, 1), (5, 1), (6, 2), (7, 2), (8, 3)]
+
+
+async def test_the_reason_survives_a_recovery() -> None:
+    """Once it has requested a stop, its reason is kept, whatever state a recovery restores."""
+    hook = EarlyStoppingHook(stopping_threshold=1)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        before = hook.state_dict()
+        hook.report(1, 0.5)
+        hook.load_state_dict(before)
+        assert hook.reason == session.stop_reason is not None
+
+
+# -- the states of the best observation
+
+LOSSES = [5, 3, 4, 1, 2, 2, 2]
+BEST_STEP = 4
+
+
+class Model:
+    """Changes in place at every step, as a torch module does."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.weights[:] = state["weights"]
+
+    async def step(self, value: float) -> dict[str, float]:
+        self.weights += 1
+        return {"loss": value}
+
+
+async def train(session: ah.AsyncMonitoredSession) -> None:
+    async for _ in session.steps("loss", feeds=LOSSES[session.global_step.latest.step :]):
+        pass
+
+
+@pytest.mark.parametrize("stops", ["early", "elsewhere"])
+async def test_the_model_has_the_best_weights_after_a_clean_end(tmp_path: Path, stops: str) -> None:
+    """However it came about; the checkpoint of the end has the last ones, so that training can continue."""
+    model = Model()
+    stopping = EarlyStoppingHook("loss", patience=2 if stops == "early" else 100, restore_best={"model": model})
+    creator = ah.ChiefSessionCreator(model.step, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path)
+    async with ah.AsyncMonitoredSession(creator, [stopping, ah.CheckpointSaverHook()]) as session:
+        await train(session)
+        last = session.global_step.latest.step
+        assert model.weights.tolist() == [last, last]
+    assert (last, stopping.best, stopping.best_step) == (6 if stops == "early" else len(LOSSES), 1, BEST_STEP)
+    assert model.weights.tolist() == [BEST_STEP, BEST_STEP]
+    async with ah.AsyncMonitoredSession(creator):
+        assert model.weights.tolist() == [last, last]
+
+
+async def test_the_model_is_left_as_it_is_after_an_error() -> None:
+    """For whoever looks at what went wrong."""
+    model = Model()
+    fault = FaultInjectionHook({("after_run", 6): ah.errors.AbortedError("lost")})
+    hooks = [EarlyStoppingHook("loss", patience=100, restore_best={"model": model}), fault]
+    with pytest.raises(ah.errors.AbortedError):
+        async with ah.AsyncSingularMonitoredSession(model.step, hooks) as session:
+            await train(session)
+    assert model.weights.tolist() == [6, 6]
+
+
+async def test_the_best_states_survive_a_restart_and_a_recovery(tmp_path: Path) -> None:
+    """They are in the checkpoint: the best observation may be one of a process before."""
+    for last, faults in ((5, {}), (len(LOSSES), {("before_run", 2): ah.errors.AbortedError("lost")})):
+        model = Model()
+        stopping = EarlyStoppingHook("loss", patience=100, restore_best={"model": model})
+        creator = ah.ChiefSessionCreator(model.step, scaffold=ah.Scaffold(tracked={"model": model}), checkpoint_dir=tmp_path)
+        saver = ah.CheckpointSaverHook(every=ah.Every(steps=1), background=False)
+        hooks = [stopping, ah.StopAtStepHook(last_step=last), saver, FaultInjectionHook(faults)]
+        async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
+            assert model.weights.tolist() == ([5, 5] if faults else [0, 0])
+            await train(session)
+        assert session.status().recoveries == len(faults)
+        assert model.weights.tolist() == [BEST_STEP, BEST_STEP]
+
+
+async def test_states_of_an_evaluation_elsewhere() -> None:
+    """What was evaluated is given with the value: the model has changed since."""
+    model = Model()
+    stopping = EarlyStoppingHook(patience=100, every=None, restore_best={"model": model})
+    async with ah.AsyncMonitoredSession(model.step, [stopping]) as session:
+        async for _ in session.steps("loss", feeds=[1.0] * 5):
+            stopping.report(1, 0.5, {"model": {"weights": np.array([1.0, 1.0])}})
+            stopping.report(2, 0.75, {"model": {"weights": np.array([2.0, 2.0])}})
+        with refused(ah.errors.InvalidArgumentError, "states has 'weights'", "'model'"):
+            stopping.report(1, 0.5, {"weights": {}})
+    assert model.weights.tolist() == [1, 1]
+
+
+def test_an_object_without_a_state_is_refused() -> None:
+    """By its name."""
+    wrong: Any = {"model": 3}
+    with refused(ah.errors.InvalidArgumentError, "restore_best['model'] is 3", "load_state_dict"):
+        EarlyStoppingHook("loss", patience=1, restore_best=wrong)

@@ -134,10 +134,10 @@ SIGNATURES: dict[str, str | None] = {
     ),
     "current_clock": "()",
     "EarlyStoppingHook": (
-        "(monitor=None, *, mode='min', patience=None, patience_steps=None, patience_secs=None, min_delta=0.0, "
-        "min_delta_mode='abs', stopping_threshold=None, divergence_threshold=None, check_finite=True, "
-        "start_from_step=0, every=<Every>, stay_stopped=False, restore_best=None, name=None)"
+        "(monitor=None, *, mode='min', patience=None, min_delta=0.0, stopping_threshold=None, every=<Every>, "
+        "restore_best=None, name=None)"
     ),
+    "EarlyStoppingHook.end_run": "(self)",
     "EarlyStoppingHook.report": "(self, step, value, states=None)",
     "EarlyStoppingHook.state_dict": "(self)",
     "EarlyStoppingHook.load_state_dict": "(self, state)",

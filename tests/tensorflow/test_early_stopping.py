@@ -37,31 +37,31 @@ HIGH: dict[str, Any] = {"monitor": "accuracy", "mode": "max"}
 
 
 @pytest.mark.parametrize(
-    ("hooks", "expected"),
+    ("hooks", "first", "expected"),
     [
-        # A value above (below) the threshold; one that is never reached, or only before the first step that counts.
-        ([reports(**HIGH, stopping_threshold=0.8)], False),
-        ([reports(**HIGH, stopping_threshold=0.6, start_from_step=4000)], False),
-        ([reports(**HIGH, stopping_threshold=0.6)], True),
-        ([reports(stopping_threshold=0.6)], False),
-        ([reports(stopping_threshold=0.7, start_from_step=4000)], False),
-        ([reports(stopping_threshold=0.7)], True),
+        # A value above (below) the threshold; one that is never reached, or only before the first step that is reported.
+        ([reports(**HIGH, stopping_threshold=0.8)], 0, False),
+        ([reports(**HIGH, stopping_threshold=0.6)], 4000, False),
+        ([reports(**HIGH, stopping_threshold=0.6)], 0, True),
+        ([reports(stopping_threshold=0.6)], 0, False),
+        ([reports(stopping_threshold=0.7)], 4000, False),
+        ([reports(stopping_threshold=0.7)], 0, True),
         # So many steps without a larger (smaller) value; an equal value is none.
-        *[([reports(**HIGH, patience_steps=steps)], steps < 2000) for steps in (500, 1000, 1500, 2000)],
-        *[([reports(patience_steps=steps)], steps < 1000) for steps in (500, 1000)],
-        ([reports(patience_steps=500, start_from_step=3500)], False),
+        *[([reports(**HIGH, patience=ah.Every(steps=steps))], 0, steps < 2000) for steps in (500, 1000, 1500, 2000)],
+        *[([reports(patience=ah.Every(steps=steps))], 0, steps < 1000) for steps in (500, 1000)],
+        ([reports(patience=ah.Every(steps=500))], 3500, False),
         # Any of several.
         *[
-            ([reports(**HIGH, stopping_threshold=good, name="a"), reports(**HIGH, patience_steps=long, name="b")], expected)
+            ([reports(**HIGH, stopping_threshold=good, name="a"), reports(**HIGH, patience=ah.Every(steps=long), name="b")], 0, expected)
             for good, long, expected in ((0.95, 9000, False), (0.5, 9000, True), (0.95, 1000, True))
         ],
     ],
 )  # fmt: skip
-async def test_what_stops(hooks: list[EarlyStoppingHook], expected: bool) -> None:
+async def test_what_stops(hooks: list[EarlyStoppingHook], first: int, expected: bool) -> None:
     """A session stops when one of its hooks does, which receives the records as an evaluator passes them."""
     async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
         for step, record in RECORDS.items():
-            for hook in hooks:
+            for hook in hooks if step >= first else ():
                 hook.report(step, record)
         if not session.should_stop():
             await session.run("loss")
@@ -70,12 +70,12 @@ async def test_what_stops(hooks: list[EarlyStoppingHook], expected: bool) -> Non
 
 async def test_an_old_plateau_does_not_stop() -> None:
     """A plateau before a resumed run does not count: what counts is the age of the current best value."""
-    hook = reports(patience_steps=500)
+    hook = reports(patience=ah.Every(steps=500))
     await hook.begin()
     for step in (1000, 1500, 2000):
         hook.report(step, RECORDS[step])
     assert hook.report(2500, RECORDS[2500])
-    resumed = reports(patience_steps=1000)
+    resumed = reports(patience=ah.Every(steps=1000))
     await resumed.begin()
     resumed.load_state_dict(hook.state_dict())
     assert not resumed.report(3000, RECORDS[3000])
