@@ -60,7 +60,7 @@ def _compare_records(a: str, b: str) -> Iterator[str]:
 
 def _values_by_tag(path: str) -> dict[str, list[tuple[int, Any]]]:
     """Return the steps and values by tag; numbers and texts are the same in both formats, and so is every NaN."""
-    from aiohooks.hooks.records import read_records
+    from aiohooks.hooks._record_files import read_records
 
     found: dict[str, list[tuple[int, Any]]] = {}
     for record in read_records(path):

@@ -8,7 +8,8 @@ version_gate         wait while the step is too far ahead of the published versi
 evaluator            evaluate during training, inline or in the background
 checkpoint_saver     save checkpoints
 logging              log values and the rate of steps; check for NaN
-records              write CSV, JSON lines, or TensorBoard's event files
+records              write CSV or JSON lines
+summaries            write for TensorBoard
 history              keep values in memory; plot them
 progress             show a progress bar, or lines
 profiler, timing     profile selected runs; measure the hooks and the event loop
@@ -29,8 +30,9 @@ from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.logging import LoggingHook, NanHook, StepCounterHook
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
-from aiohooks.hooks.records import CSVHook, JSONLinesHook, SummarySaverHook, SummaryWriter
+from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
+from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import Blocker, HookTimes, HookTimingHook, PhaseTime
 from aiohooks.hooks.version_gate import VersionGateHook

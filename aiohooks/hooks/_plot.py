@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.hooks._lanes import Bar, Lane, Lanes, is_trace, read_trace, time_unit
 from aiohooks.hooks._observing import write_whole
-from aiohooks.hooks.records import read_series
+from aiohooks.hooks._record_files import read_series
 
 try:
     from matplotlib.axes import Axes

@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks.hooks._fetching import FetchingHook
 from aiohooks.hooks._observing import Sampling, Values, checked_number, checked_path, checked_values
 from aiohooks.hooks.every import Every
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
 
 
-class HistoryHook(SessionRunHook):
+class HistoryHook(FetchingHook):
     """Keeps numbers by step in memory, on each crossing of `every`: `hook.steps`, and `hook.values["loss"]` beside it.
 
     It is saved in checkpoints: a resumed run has the whole history, without duplicates. With `plot` it draws a picture of
     the run when the session is closed, however it ended.
     """
+
+    _numbered_state: ClassVar[bool] = False  # its state is what it keeps
+    _timer: Sampling
 
     def __init__(
         self,
@@ -53,9 +56,6 @@ class HistoryHook(SessionRunHook):
         max_length = checked_int(max_length, "max_length", 2, expected="a whole number of steps, at least 2")
         check_choice(on_full, "on_full", "thin", "drop_oldest")
         self.name: str = name or ""
-        self._fetches = checked_values(values)
-        self._args = SessionRunArgs(self._fetches)
-        self._every = every
         self._max_length = max_length
         self._thins = on_full == "thin"
         self._plot: str | None = None
@@ -64,49 +64,39 @@ class HistoryHook(SessionRunHook):
 
             self._plot = checked_path(plot, "plot")
             self._draw = _plot.draw
-        self._reset()
+        self._tags = checked_values(values)
+        super().__init__(self._tags, every)
 
     def _reset(self) -> None:
-        self._sampling = Sampling(self._every, first=False)
+        super()._reset()
         self.steps: list[int] = []
         """The kept steps, in order."""
-        self.values: dict[str, list[int | float | None]] = {tag: [] for tag in self._fetches}
+        self.values: dict[str, list[int | float | None]] = {tag: [] for tag in self._tags}
         """The numbers by tag, one for each of `steps`; None where a checkpoint did not have the tag."""
-
-    async def begin(self) -> None:
-        """Clear the history of an earlier session."""
-        self._reset()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole history."""
         values = {tag: list(kept) for tag, kept in self.values.items()}
-        return {**self._sampling.state_dict(), "steps": list(self.steps), "values": values}
+        return {**super().state_dict(), "steps": list(self.steps), "values": values}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a history; ignore tags that are not kept any more."""
-        self._sampling.load_state_dict(state)
+        super().load_state_dict(state)
         self.steps = [int(step) for step in state["steps"]]
         old: Mapping[str, Any] = state["values"]
-        self.values = {tag: list(old.get(tag, [None] * len(self.steps))) for tag in self._fetches}
+        self.values = {tag: list(old.get(tag, [None] * len(self.steps))) for tag in self._tags}
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Drop what follows the step at which the session starts: it is run again after a recovery."""
         step = session.global_step.latest.step
-        if self._sampling.start(step):
+        if self._timer.start(step):
             self._keep(slice(bisect_right(self.steps, step)))
 
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Fetch the values if this run is to be kept."""
-        return self._args if self._sampling.should_fetch(run_context.global_step) else None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Keep the values; raise `InvalidArgumentError` if one is not a single number."""
-        if not self._sampling.mark_if_due(run_context.global_step):
-            return
-        numbers = {tag: checked_number(value, tag) for tag, value in run_values.results.items()}
+    def _observe(self, step: int, values: Any) -> None:
+        numbers = {tag: checked_number(value, tag) for tag, value in values.items()}
         if len(self.steps) >= self._max_length:
             self._keep(slice(len(self.steps) % 2, None, 2) if self._thins else slice(1, None))
-        self.steps.append(run_context.global_step)
+        self.steps.append(step)
         for tag, value in numbers.items():
             self.values[tag].append(value)
 
@@ -127,4 +117,4 @@ class HistoryHook(SessionRunHook):
         await to_thread(self._draw, series, self._plot)
 
     def __repr__(self) -> str:
-        return f"<HistoryHook of {', '.join(self._fetches)}: {len(self.steps)} steps>"
+        return f"<HistoryHook of {', '.join(self._tags)}: {len(self.steps)} steps>"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
+from aiohooks.hooks._fetching import FetchingHook
 from aiohooks.hooks._observing import Values, checked_values, scalar
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -157,12 +158,14 @@ def _numbers(value: Any) -> Iterable[float]:
         yield number
 
 
-class LoggingHook(ScheduledHook):
+class LoggingHook(FetchingHook):
     """Logs values: at the first run, then on each crossing of `every`, and with `at_end` once more at a clean end.
 
     The line is "step 100: loss = 0.25, accuracy = 0.9 (1.234 sec)", with the time since the previous line. Values are
     fetched only for the runs that are logged.
     """
+
+    _first: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -192,58 +195,33 @@ class LoggingHook(ScheduledHook):
         self._fetches = checked_values(values)
         if every is None and not at_end:
             raise InvalidArgumentError("it would never log; give every=Every(...), at_end=True, or both")
-        self._every = every
         self._at_end = at_end
         self._formatter = formatter
         self._logger = logger or _logger
-        self._reset()
+        super().__init__(self._fetches, every)
 
     def _reset(self) -> None:
+        super()._reset()
         self._clock: Clock = current_clock()
-        self._timer: EveryTimer | None = None if self._every is None else self._every.timer()
-        self._first = self._every is not None
-        self._fetching = False
         self._logged_at: float | None = None
-
-    async def begin(self) -> None:
-        """Reset the state of an earlier session."""
-        self._reset()
-
-    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Count from the step at which the session starts; a recovery does not restart it."""
-        if self._timer is not None and self._timer.last_step is None:
-            self._timer.start(session.global_step.latest.step, self._clock.now())
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due, and how long ago the last line was."""
         secs = None if self._logged_at is None else self._clock.now() - self._logged_at
-        return {**super().state_dict(), "first": self._first, "logged_secs": secs}
+        return {**super().state_dict(), "logged_secs": secs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Log when an uninterrupted run would; a recovery changes nothing."""
+        super().load_state_dict(state)
         if self._logged_at is None and state.get("logged_secs") is not None:
-            super().load_state_dict(state)
-            self._first, self._logged_at = bool(state["first"]), self._clock.now() - state["logged_secs"]
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Fetch the values if this run is to be logged."""
-        timer = self._timer
-        self._fetching = timer is not None and (self._first or timer.due(run_context.global_step, self._clock.now()))
-        return SessionRunArgs(self._fetches) if self._fetching else None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Log the values."""
-        if self._fetching and self._timer is not None:
-            self._first = False
-            self._timer.mark(run_context.global_step, self._clock.now())
-            self._log(run_context.global_step, run_values.results)
+            self._logged_at = self._clock.now() - state["logged_secs"]
 
     async def end(self, session: Session) -> None:
         """Log the values once more, with `at_end`."""
         if self._at_end:
-            self._log(session.global_step.latest.step, await session.run(self._fetches))
+            self._observe(session.global_step.latest.step, await session.run(self._fetches))
 
-    def _log(self, step: int, values: dict[str, Any]) -> None:
+    def _observe(self, step: int, values: dict[str, Any]) -> None:
         now = self._clock.now()
         previous, self._logged_at = self._logged_at, now
         if self._formatter is not None:

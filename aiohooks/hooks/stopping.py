@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite
@@ -15,7 +15,8 @@ from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
 from aiohooks.graph.graph import Node
-from aiohooks.hooks._observing import Sampling, scalar
+from aiohooks.hooks._fetching import FetchingHook
+from aiohooks.hooks._observing import scalar
 from aiohooks.hooks.every import Every
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
@@ -228,7 +229,7 @@ def _unix_time(deadline: object) -> float:
     return float(deadline)
 
 
-class EarlyStoppingHook(SessionRunHook):
+class EarlyStoppingHook(FetchingHook):
     """Requests a stop when the monitored value has not improved for a while, is good enough, or is not finite.
 
     The value is fetched in the runs that `every` selects, or passed to `report`, as an `EvaluatorHook` does:
@@ -242,6 +243,8 @@ class EarlyStoppingHook(SessionRunHook):
     an uninterrupted one does. An evaluation at the end (`at_end`) is no part of the run: no checkpoint counts it. When a run that
     it had stopped, and that has ended, is resumed, its patience starts again.
     """
+
+    _numbered_state: ClassVar[bool] = False  # its state is what it has observed
 
     def __init__(
         self,
@@ -291,18 +294,17 @@ class EarlyStoppingHook(SessionRunHook):
                     f"restore_best[{what!r}] is {safe_repr(one)}; give an object with state_dict() and load_state_dict(state)"
                 )
         self._restore_best = dict(restore_best or {})
-        self._args = SessionRunArgs(monitor)
         self._has_monitor = monitor is not None
         self._value_name = monitor.name if isinstance(monitor, Node) else "the value" if monitor is None else str(monitor)
         self._mode = mode
         self._sign = 1.0 if mode == "min" else -1.0  # times this, smaller is always better
         self._min_delta = min_delta
         self._threshold = stopping_threshold
-        self._every = None if monitor is None else every
         self.name: str = name or ""
-        self._reset()
+        super().__init__(monitor, None if monitor is None else every)
 
     def _reset(self) -> None:
+        super()._reset()
         self.reason: str | None = None
         """Why it requested a stop; None if it has not."""
         self.best: float | None = None
@@ -317,29 +319,14 @@ class EarlyStoppingHook(SessionRunHook):
         self._since: tuple[int, float] | None = None
         self._clock: Clock = current_clock()
         self._coord: Coordinator | None = None
-        self._timer: Sampling | None = None if self._every is None else Sampling(self._every, first=False)
         self._state_at_end: dict[str, Any] | None = None
-
-    async def begin(self) -> None:
-        """Clear the observations of an earlier session."""
-        self._reset()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""
-        if self._timer is not None:
-            self._timer.start(session.global_step.latest.step)
+        await super().after_create_session(session, coord)
         self._coord = coord
         if self.reason is not None:
             coord.request_stop(self.reason)
-
-    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Fetch the value if it is due."""
-        return self._args if self._timer is not None and self._timer.should_fetch(run_context.global_step) else None
-
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Observe the value; raise `InvalidArgumentError` if it is not a single number."""
-        if self._timer is not None and self._timer.mark_if_due(run_context.global_step):
-            self._observe(run_context.global_step, run_values.results, None)
 
     async def end(self, session: Session) -> None:
         """Note whether it has ended the run."""
@@ -398,10 +385,10 @@ class EarlyStoppingHook(SessionRunHook):
             raise FetchError(f"{name!r} is not in the mapping reported at step {step}; {did_you_mean(name, values)}")
         return values[name]
 
-    def _observe(self, step: int, value: Any, states: Mapping[str, Any] | None) -> None:
-        found = scalar(value)
+    def _observe(self, step: int, values: Any, states: Mapping[str, Any] | None = None) -> None:
+        found = scalar(values)
         if found is None:
-            raise InvalidArgumentError(f"{self._value_name} is {value!r} at step {step}; early stopping needs one number")
+            raise InvalidArgumentError(f"{self._value_name} is {values!r} at step {step}; early stopping needs one number")
         number, now = float(found), self._clock.now()
         if math.isfinite(number) and (self.best is None or self._sign * number < self._sign * self.best - self._min_delta):
             self.best, self.best_step, self.waited = number, step, 0
@@ -449,7 +436,7 @@ class EarlyStoppingHook(SessionRunHook):
             "since_secs": since_secs,
             "reason": self.reason,
             "ended": self.reason is not None and self._coord is None,
-            "timer": {} if self._timer is None else self._timer.state_dict(),
+            "timer": super().state_dict(),
             **({"best_states": dict(self.best_states)} if self._restore_best else {}),
         }
 
@@ -472,8 +459,7 @@ class EarlyStoppingHook(SessionRunHook):
         self.waited, self.reason = state["waited"], state["reason"] or (self.reason if in_recovery else None)
         now = self._clock.now()
         self._since = None if state["since_step"] is None else (state["since_step"], now - state["since_secs"])
-        if self._timer is not None:
-            self._timer.load_state_dict(state["timer"])
+        super().load_state_dict(state["timer"])
         if self.reason is not None and state["ended"] and not in_recovery:
             _logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
             self.reason, self.waited, self._since = None, 0, None

@@ -17,7 +17,7 @@ from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
 from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile
 from aiohooks.errors import HookTimeoutError, InvalidArgumentError
-from aiohooks.hooks.records import Record
+from aiohooks.hooks._record_files import Record
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RestoringHook

@@ -11,7 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, send_unsent
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks.records import LineFile
+from aiohooks.hooks._record_files import LineFile
 from tests.support.checks import refused
 from tests.support.sessions import train
 from tests.support.trackers import ScriptedTracker, kept

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.records import CSVHook, JSONLinesFormat, JSONLinesHook, Record, RecordFile, read_series
+from aiohooks.hooks._record_files import JSONLinesFormat, Record, RecordFile, read_series
+from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.record_files import Hook, both, file_of, run, steps, without_time

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.records import CSVFormat, CSVHook, JSONLinesFormat, JSONLinesHook, Record, RecordFile
+from aiohooks.hooks._record_files import CSVFormat, JSONLinesFormat, Record, RecordFile
+from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from tests.support.checks import refused
 from tests.support.record_files import Hook, aside_of, both, file_of, run, steps, without_time
 from tests.support.sessions import going_back

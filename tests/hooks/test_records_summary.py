@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._aio.thread_queue import ThreadQueue
-from aiohooks.hooks.records import SummarySaverHook, SummaryWriter
+from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph, going_back, train

@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.checkpoint import KeepBest, KeepEvery, KeepNewest
-from aiohooks.hooks.records import SummaryWriter
+from aiohooks.hooks.summaries import SummaryWriter
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from aiohooks._aio.thread_queue import ThreadQueue
 from aiohooks.adapters.trackers.tracker import Tracker
-from aiohooks.hooks.records import Record
+from aiohooks.hooks._record_files import Record
 
 _logger = logging.getLogger("aiohooks.hooks")
 

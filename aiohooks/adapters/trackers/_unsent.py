@@ -16,7 +16,7 @@ from typing import Any
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.errors import add_note
 from aiohooks.hooks._observing import checked_path, write_whole
-from aiohooks.hooks.records import LineFile, Record, strict_json
+from aiohooks.hooks._record_files import LineFile, Record, strict_json
 
 _logger = logging.getLogger("aiohooks.hooks")
 

@@ -17,8 +17,8 @@ from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import only_if
 from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_numbers, checked_path, checked_values
+from aiohooks.hooks._record_files import Record
 from aiohooks.hooks.every import Every
-from aiohooks.hooks.records import Record
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:

@@ -1,0 +1,153 @@
+"""Bases of the hooks that fetch values in the runs that are due, and of those that also write them to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aiohooks._aio.cancel import to_thread
+from aiohooks._validate import check_callable, check_choice, check_instance, checked_int
+from aiohooks.dispatch.calls import only_if
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, Values, checked_values
+from aiohooks.hooks._record_files import Record
+from aiohooks.hooks.every import Every, ScheduledHook
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
+
+if TYPE_CHECKING:
+    from aiohooks.graph.session import Session
+    from aiohooks.session.coordinator import Coordinator
+
+Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+class FetchingHook(ScheduledHook):
+    """Fetches in the runs that are due, and passes what it gets to `_observe`; without an `every` in none."""
+
+    _first: ClassVar[bool] = False  # whether the first run is due whatever its step
+    _timer: Sampling | None
+
+    def __init__(self, fetches: Any, every: Every | None) -> None:
+        self._args = SessionRunArgs(fetches)
+        self._every = every
+        self._reset()
+
+    def _reset(self) -> None:
+        self._timer = None if self._every is None else Sampling(self._every, first=self._first)
+
+    async def begin(self) -> None:
+        """Reset the state of an earlier session."""
+        self._reset()
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Count from the step at which the session starts, or to which a recovery moved it back."""
+        if self._timer is not None:
+            self._timer.start(session.global_step.latest.step)
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Fetch the values if this run is due."""
+        return self._args_if_due(run_context)
+
+    def _args_if_due(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        return self._args if self._timer is not None and self._timer.should_fetch(run_context.global_step) else None
+
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Observe the values of a run that was due."""
+        if self._timer is not None and self._timer.mark_if_due(run_context.global_step):
+            self._observe(run_context.global_step, run_values.results)
+
+    def _observe(self, step: int, values: Any) -> None:
+        raise NotImplementedError
+
+
+class WritingHook(FetchingHook):
+    """Hands what a run that is due gives to a thread that writes it."""
+
+    _convert_name: ClassVar[str]
+    _timer: Sampling
+
+    def __init__(
+        self, values: Values | None, every: Every, convert: Convert | None, max_queue: int, on_write_error: OnWriteError
+    ) -> None:
+        check_instance(every, Every, "every")
+        check_callable(convert, self._convert_name, optional=True)
+        self._max_queue = checked_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
+        check_choice(on_write_error, "on_write_error", "raise", "log")
+        if values is None and convert is None:
+            raise InvalidArgumentError(f"nothing to write; give values={{'tag': fetch}}, {self._convert_name}=, or both")
+        self._values = checked_values(values, may_be_empty=convert is not None)
+        self._convert = convert
+        self._on_write_error: OnWriteError = on_write_error
+        super().__init__(self._values, every)
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._restored: list[Record] = []
+        self._writer: BackgroundWriter[Any] | None = None
+        self._close_file: Callable[[], None] | None = None
+
+    def _start_writer(self, write: Callable[[list[Any]], None], what: str) -> None:
+        self._writer = BackgroundWriter(write, what=what, max_queue=self._max_queue, on_write_error=self._on_write_error)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when it was last due, and the records that are not written yet: a kill does not lose them."""
+        pending: list[Record] = [] if self._writer is None else self._writer.pending()
+        return {**super().state_dict(), "pending": [[record.step, record.time, dict(record.values)] for record in pending]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the records of `state_dict`."""
+        super().load_state_dict(state)
+        self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
+
+    async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
+        """Raise the error of a failed write; fetch the values if this run is to be written."""
+        if self._writer is not None:
+            self._writer.raise_failure()
+        return self._args_if_due(run_context)  # no await of `super()`: what has one needs a task in every run
+
+    @only_if("_has_to_wait")
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Queue the values if the run is to be written; raise `InvalidArgumentError` if they cannot be."""
+        if self._has_to_wait(run_context, run_values) and self._writer is not None:
+            await self._writer.wait_for_room()
+            self._queue(run_context, run_values)
+
+    def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
+        """Return whether the run is to be written and the queue is full; if not, do what `after_run` does."""
+        writer = self._writer
+        if writer is not None and writer.is_full and self._timer.is_due(run_context.global_step):
+            return True
+        self._queue(run_context, run_values)
+        return False
+
+    def _queue(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        if self._writer is None or not self._timer.mark_if_due(run_context.global_step):
+            return
+        values: Mapping[str, Any] = run_values.results
+        if self._convert is not None:
+            values = self._convert(dict(values))
+            if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgumentError(f"{self._convert_name} returned {values!r}; it must return a mapping by tag")
+        record = self._record(run_context.global_step, self._timer.time(), values)
+        self._writer.raise_failure()
+        self._writer.add(record)
+
+    def _record(self, step: int, time: float, values: Mapping[str, Any]) -> Any:
+        """Return what is written for these values, or raise if it cannot be."""
+        raise NotImplementedError
+
+    async def end(self, session: Session) -> None:
+        """Wait until all records are written; raise the error of a failed write."""
+        if self._writer is not None:
+            await self._writer.drain()
+
+    async def close(self, exc: BaseException | None) -> None:
+        """Write the remaining records, and close the file."""
+        writer, self._writer = self._writer, None
+        close_file, self._close_file = self._close_file, None
+        try:
+            if writer is not None:
+                await writer.aclose()
+        finally:
+            if close_file is not None:
+                await to_thread(close_file)
