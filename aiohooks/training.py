@@ -4,27 +4,45 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
 from aiohooks._validate import check_instance
 from aiohooks.checkpoint import Saver
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.graph import Graph
-from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Variables
 from aiohooks.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from aiohooks.hooks.every import Every
-from aiohooks.session._run_lock import DEFAULT_YIELD_SECS
 from aiohooks.session.creators import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator, graph_of
 from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
-from aiohooks.session.recovery import RecoveryPolicy
-from aiohooks.session.signals import SignalPolicy
-from aiohooks.stores.base import StepStore
+
+if TYPE_CHECKING:
+    from typing import TypedDict, Unpack
+
+    from aiohooks.graph.session import Session
+    from aiohooks.graph.variables import Variables
+    from aiohooks.session.recovery import RecoveryPolicy
+    from aiohooks.session.signals import SignalPolicy
+    from aiohooks.stores.base import StepStore
+
+    class SessionOptions(TypedDict, total=False):
+        """What a session and its creator take."""
+
+        global_step: StepStore | None
+        variables: Variables | None
+        session_factory: Callable[..., Session]
+        max_wait_secs: float | None
+        recovery: RecoveryPolicy
+        stop_grace_period_secs: float
+        handle_signals: bool | SignalPolicy
+        yield_secs: float | None
+        name: str | None
+
 
 Hooks = Iterable[SessionRunHook | HookRegistration]
+_OF_CREATORS = ("global_step", "variables", "session_factory")
+_MAX_WAIT_SECS = 7200.0
 
 
 def monitored_training_session(
@@ -40,15 +58,7 @@ def monitored_training_session(
     log_step_count: Every | None = Every(steps=100),
     summaries: Mapping[str, Any] | Iterable[Any] | None = None,
     summary_dir: str | os.PathLike[str] | None = None,
-    global_step: StepStore | None = None,
-    variables: Variables | None = None,
-    max_wait_secs: float | None = 7200.0,
-    session_factory: Callable[..., Session] = Session,
-    recovery: RecoveryPolicy = RecoveryPolicy(),
-    stop_grace_period_secs: float = DEFAULT_GRACE_SECS,
-    handle_signals: bool | SignalPolicy = False,
-    yield_secs: float | None = DEFAULT_YIELD_SECS,
-    name: str | None = None,
+    **session: Unpack[SessionOptions],
 ) -> AsyncMonitoredSession:
     """Return a monitored session with the usual hooks of a training job.
 
@@ -68,70 +78,33 @@ def monitored_training_session(
         log_step_count: when to log the steps per second.
         summaries: the values to write for TensorBoard: a mapping from tags to fetches, or nodes and names.
         summary_dir: the directory of the summaries; by default `checkpoint_dir`.
-        global_step: see `AsyncMonitoredSession`.
-        variables: shared by a chief and its workers of one process; see `WorkerSessionCreator` for other processes.
-        max_wait_secs: how long a worker waits for the chief; None for no limit.
-        session_factory: makes the raw sessions; see `ChiefSessionCreator`.
-        recovery: see `AsyncMonitoredSession`.
-        stop_grace_period_secs: likewise.
-        handle_signals: likewise.
-        yield_secs: likewise.
-        name: likewise.
+        session: the options of `AsyncMonitoredSession` (`global_step`, `variables`, `recovery`, `stop_grace_period_secs`,
+            `handle_signals`, `yield_secs`, `name`), the `session_factory` of `ChiefSessionCreator`, and `max_wait_secs`, how
+            long a worker waits for its chief: 7,200 by default, None for no limit.
 
     Raises:
         InvalidArgumentError: an argument is invalid, summaries have no directory, or a worker has no connection to its chief.
     """
-    for what, every in (
-        ("save_checkpoint", save_checkpoint),
-        ("save_summaries", save_summaries),
-        ("log_step_count", log_step_count),
-    ):
+    periods = {"save_checkpoint": save_checkpoint, "save_summaries": save_summaries, "log_step_count": log_step_count}
+    for what, every in periods.items():
         check_instance(every, Every, what, optional=True)
     graph = graph_of(source)
+    options: dict[str, Any] = {**session}
+    max_wait_secs = options.pop("max_wait_secs", _MAX_WAIT_SECS)
+    of_creator = {name: options.pop(name) for name in _OF_CREATORS if name in options}
     creator: SessionCreator
-    if is_chief:
-        creator = ChiefSessionCreator(
-            graph,
-            scaffold=scaffold,
-            checkpoint_dir=checkpoint_dir,
-            global_step=global_step,
-            variables=variables,
-            session_factory=session_factory,
-        )
-        all_hooks: list[SessionRunHook | HookRegistration] = list(chief_only_hooks)
-        if log_step_count is not None:
-            all_hooks.append(StepCounterHook(log_step_count))
-        if summaries is not None and save_summaries is not None:
-            all_hooks.append(SummarySaverHook(_summary_dir(summary_dir, checkpoint_dir), summaries, every=save_summaries))
-        if checkpoint_dir is not None and save_checkpoint is not None:
-            all_hooks.append(CheckpointSaverHook(every=save_checkpoint))
-        all_hooks.extend(hooks)
-    else:
-        creator = WorkerSessionCreator(
-            graph,
-            scaffold=scaffold,
-            global_step=global_step,
-            variables=variables,
-            max_wait_secs=max_wait_secs,
-            session_factory=session_factory,
-        )
-        all_hooks = list(hooks)
-    return AsyncMonitoredSession(
-        creator,
-        all_hooks,
-        recovery=recovery,
-        stop_grace_period_secs=stop_grace_period_secs,
-        handle_signals=handle_signals,
-        yield_secs=yield_secs,
-        name=name,
-    )
-
-
-def _summary_dir(
-    summary_dir: str | os.PathLike[str] | None, checkpoint_dir: str | os.PathLike[str] | Saver | None
-) -> str | os.PathLike[str]:
-    if summary_dir is not None:
-        return summary_dir
-    if checkpoint_dir is not None:
-        return checkpoint_dir.checkpoint_dir if isinstance(checkpoint_dir, Saver) else checkpoint_dir
-    raise InvalidArgumentError("summaries are given and no directory for them; give summary_dir= or checkpoint_dir=")
+    if not is_chief:
+        creator = WorkerSessionCreator(graph, scaffold=scaffold, max_wait_secs=max_wait_secs, **of_creator)
+        return AsyncMonitoredSession(creator, hooks, **options)
+    creator = ChiefSessionCreator(graph, scaffold=scaffold, checkpoint_dir=checkpoint_dir, **of_creator)
+    usual: list[SessionRunHook] = []
+    if log_step_count is not None:
+        usual.append(StepCounterHook(log_step_count))
+    if summaries is not None and save_summaries is not None:
+        where = summary_dir or (checkpoint_dir.checkpoint_dir if isinstance(checkpoint_dir, Saver) else checkpoint_dir)
+        if where is None:
+            raise InvalidArgumentError("summaries are given and no directory for them; give summary_dir= or checkpoint_dir=")
+        usual.append(SummarySaverHook(where, summaries, every=save_summaries))
+    if checkpoint_dir is not None and save_checkpoint is not None:
+        usual.append(CheckpointSaverHook(every=save_checkpoint))
+    return AsyncMonitoredSession(creator, [*chief_only_hooks, *usual, *hooks], **options)

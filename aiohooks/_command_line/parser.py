@@ -260,7 +260,7 @@ def _add_plot(commands: Any) -> None:
 
 def _plot(given: argparse.Namespace) -> int:
     if given.terminal:
-        from aiohooks.hooks._lanes_text import plot_in_terminal
+        from aiohooks.hooks._lanes import plot_in_terminal
 
         return plot_in_terminal(given.run, given.steps)
     from aiohooks.hooks._plot import plot  # needs an extra

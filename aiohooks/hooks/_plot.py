@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from aiohooks.errors import InvalidArgumentError, missing_extra
-from aiohooks.hooks._lanes import Bar, Lane, Lanes, is_trace, read_trace, time_unit
+from aiohooks.hooks._lanes import Lane, Lanes, is_trace, read_trace, time_unit
 from aiohooks.hooks._observing import write_whole
 from aiohooks.hooks._record_files import read_series
 
@@ -52,7 +52,7 @@ def draw(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: str,
         panels[-1].set_xlabel("step" if left_out <= 0 else f"step ({left_out} more values are not drawn)")
         panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
         if title is not None:
-            figure.suptitle(title.replace("$", r"\$"), fontsize=11)
+            figure.suptitle(_plain(title), fontsize=11)
         write_whole(path, canvas.print_png)
 
 
@@ -75,7 +75,7 @@ def _fill_panel(panel: Axes, tag: str, steps: Sequence[int], values: Sequence[fl
         summary += f" · min {low:.4g} at {low_at} · max {high:.4g} at {high_at}"
     if bad:
         summary += f" · {len(bad)} not finite (x)"
-    panel.set_title(tag.replace("$", r"\$"), loc="left", fontsize=10, fontweight="bold")
+    panel.set_title(_plain(tag), loc="left", fontsize=10, fontweight="bold")
     panel.set_title(summary, loc="right", fontsize=8, color="#555555")
     panel.grid(visible=True, color="#e6e6e6", linewidth=0.8)
     panel.set_axisbelow(True)
@@ -135,8 +135,8 @@ def draw_lanes(lanes: Lanes, path: str) -> None:
         panel: Axes = figure.add_subplot()
         panel.set_xlim(0, end)
         panel.set_ylim(count - 0.5, -0.5)
-        for bar in next((lane.bars for lane in lanes.lanes if lane.kind == "step"), ())[::2]:
-            panel.axvspan(bar.began * factor, _end_of(bar, lanes) * factor, color="#eef2f7", linewidth=0, zorder=0)
+        for bar in lanes.steps[::2]:
+            panel.axvspan(bar.began * factor, bar.ends(lanes.end) * factor, color="#eef2f7", linewidth=0, zorder=0)
         for row, lane in enumerate(lanes.lanes):
             _fill_lane(panel, row, lane, lanes, factor)
         for at, name in lanes.marks:
@@ -145,7 +145,11 @@ def draw_lanes(lanes: Lanes, path: str) -> None:
             panel.annotate(
                 f" {_plain(name)} ", (at * factor, -0.5), ha=side, va="bottom", fontsize=7.5, color=_BAD, annotation_clip=False
             )
-        panel.set_yticks(range(count), [_plain(_shortened(lane.name)) for lane in lanes.lanes], fontsize=9)
+        panel.set_yticks(
+            range(count),
+            [_plain(lane.name if len(lane.name) <= 32 else f"{lane.name[:31]}…") for lane in lanes.lanes],
+            fontsize=9,
+        )
         panel.tick_params(axis="y", length=0)
         panel.set_xlabel(f"{unit}; dark: the call holds the event loop", fontsize=8.5, color="#555555")
         panel.grid(visible=True, axis="x", color="#dfe3e8", linewidth=0.7)
@@ -157,7 +161,7 @@ def draw_lanes(lanes: Lanes, path: str) -> None:
 
 def _fill_lane(panel: Axes, row: int, lane: Lane, lanes: Lanes, factor: float) -> None:
     color = _COLORS.get(lane.kind, _SMOOTH)
-    bars = [(bar, bar.began * factor, (_end_of(bar, lanes) - bar.began) * factor) for bar in lane.bars]
+    bars = [(bar, bar.began * factor, (bar.ends(lanes.end) - bar.began) * factor) for bar in lane.bars]
     span = (row - 0.36, 0.72)
     few = len(bars) <= _MAX_LABELS
     panel.broken_barh(
@@ -172,25 +176,8 @@ def _fill_lane(panel: Axes, row: int, lane: Lane, lanes: Lanes, factor: float) -
     for bar, began, length in bars if few else ():
         text = bar.name + ("…" if bar.secs is None else "")
         if text != lane.name and len(text) * _CHAR_INCHES < length * inches:
-            panel.text(
-                began + length / 2,
-                row,
-                _plain(text),
-                ha="center",
-                va="center",
-                fontsize=7.5,
-                color="#111827",
-                zorder=5,
-                clip_on=True,
-            )
-
-
-def _end_of(bar: Bar, lanes: Lanes) -> float:
-    return lanes.end if bar.secs is None else bar.began + bar.secs
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 32 else f"{text[:31]}…"
+            middle = began + length / 2
+            panel.text(middle, row, _plain(text), ha="center", va="center", fontsize=7.5, color="#111827", zorder=5, clip_on=True)
 
 
 def _plain(text: str) -> str:

@@ -14,7 +14,7 @@ from aiohooks._aio.cancel import new_task
 from aiohooks._aio.clock import quick_now
 from aiohooks._aio.observers import observing
 from aiohooks._validate import check_choice, check_instance, check_mapping, checked_int
-from aiohooks.checkpoint import Checkpoint, KeepNewest, KeepPolicy, Saver
+from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.checkpoint import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
-
-_OPTIONS_OF_SAVER = (
-    "keep and min_free_bytes belong to the saver: make Saver(checkpoint_dir, keep=...), "
-    "and give that as checkpoint_dir to the hook or to ChiefSessionCreator"
-)
 
 
 class CheckpointSaverListener:
@@ -82,24 +77,22 @@ class CheckpointSaverHook(ScheduledHook):
         every: Every = Every(secs=600),
         listeners: Iterable[CheckpointSaverListener] = (),
         metrics: Mapping[str, Any] | None = None,
-        keep: KeepPolicy | None = None,
         background: bool = True,
         on_busy: Literal["wait", "skip"] = "wait",
         save_on_begin: bool = True,
         save_on_end: bool = True,
         save_on_error: bool = False,
         on_save_error: Literal["raise", "log"] | int = "raise",
-        min_free_bytes: int = 0,
     ) -> None:
         """Check the arguments; no file is touched yet.
 
         Args:
-            checkpoint_dir: a directory, or the `Saver` of one; None for the one that the session's creator restores from.
+            checkpoint_dir: a directory, or the `Saver` of one, which says which checkpoints are kept; None for the one that the
+                session's creator restores from.
             every: when to save.
             listeners: awaited around each save.
             metrics: fetches of numbers, by name. Their values in the run that is saved are stored in the checkpoint, for
                 `KeepBest`, as are the numbers of an `EvaluatorHook`.
-            keep: which checkpoints to keep, `KeepNewest(5)` by default. Only with a directory; a `Saver` has its own policy.
             background: whether training continues during a write; if not, the step waits until the checkpoint is durable.
             on_busy: what to do when a save is due during a write: "wait" for the write inside the step, or "skip", which
                 tries again after the next run.
@@ -110,7 +103,6 @@ class CheckpointSaverHook(ScheduledHook):
             on_save_error: "raise": a failed save ends the session at the next step, or at its end. "log": it is logged and
                 counted, and the next save tries again. A number n: it is logged, and the n-th failure in a row ends the
                 session.
-            min_free_bytes: a save that would leave less than this on the disk fails. Only with a directory, like `keep`.
         """
         check_instance(every, Every, "every")
         check_mapping(metrics, "metrics")
@@ -120,16 +112,12 @@ class CheckpointSaverHook(ScheduledHook):
         self._listeners = tuple(listeners)
         for listener in self._listeners:
             check_instance(listener, CheckpointSaverListener, "a listener")
-        self._has_options = keep is not None or min_free_bytes != 0
         self._given: Saver | None
         self._closes_saver = False
         if isinstance(checkpoint_dir, Saver) or checkpoint_dir is None:
-            if self._has_options:
-                raise InvalidArgumentError(_OPTIONS_OF_SAVER)
             self._given = checkpoint_dir
         else:
-            self._given = Saver(checkpoint_dir, keep=KeepNewest(5) if keep is None else keep, min_free_bytes=min_free_bytes)
-            self._closes_saver = True
+            self._given, self._closes_saver = Saver(checkpoint_dir), True
         self._every = every
         self._metrics = dict(metrics or {})
         self._background = background
@@ -203,12 +191,9 @@ class CheckpointSaverHook(ScheduledHook):
             raise InvalidArgumentError(
                 f"CheckpointSaverHook cannot save {session!r}, which has no state_dict(); use aiohooks.Session"
             )
-        shared = session.saver
-        given = self._given
+        shared, given = session.saver, self._given
         if given is not None and (shared is None or shared.checkpoint_dir != given.checkpoint_dir):
             return given
-        if self._has_options:
-            raise InvalidArgumentError(_OPTIONS_OF_SAVER)
         if shared is None:
             raise InvalidArgumentError(
                 "CheckpointSaverHook has no directory: give it one, or give the session ChiefSessionCreator(checkpoint_dir=...)"

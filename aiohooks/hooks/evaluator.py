@@ -179,14 +179,15 @@ class EvaluatorHook(SessionRunHook):
     def _reset(self) -> None:
         self.results: dict[int, Any] = {}
         """The results by step, in the order in which the evaluations ended."""
-        self._clock: Clock = current_clock()
         self.observers: list[Callable[[int, Any, bool], Awaitable[None]]] = []
-        """Internal: called with each step, its result and whether it was due, before `on_result`."""
+        """Awaited with each step, its result, and whether it was due, before `on_result`: for hooks that keep results, as
+        `CheckpointSaverHook` does. Those of a session are added in `after_create_session`."""
+        self._clock: Clock = current_clock()
         self._extra: int | None = None  # the step of an evaluation at the end, which was not due
         self._coord: Coordinator | None = None
         self._timer: EveryTimer = self._every.timer()
         self._evaluated: int | None = None  # the last step that was evaluated
-        self._resumed: tuple[int | None, int, bool, float] | None = None
+        self._unfinished = False  # by a restored state
         self._pending: deque[Evaluation] = deque()
         self._scheduled: int | None = None  # the step whose `after_run` is to be called for that
         self._worker: asyncio.Task[None] | None = None
@@ -205,21 +206,16 @@ class EvaluatorHook(SessionRunHook):
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Evaluate before the first run, with `at_begin`; after a recovery or a restart, repeat the unfinished ones."""
+        is_first, step, now = self._coord is None, session.global_step.latest.step, self._clock.now()
         self._coord, self._worker = coord, None
-        step, now = session.global_step.latest.step, self._clock.now()
         if self._failed is not None:
             self._pending.appendleft(self._failed)
             self._failed = None
         # Later steps are lost, and will be run again.
         self._pending = deque(replace(due, session=session) for due in self._pending if due.step <= step)
-        is_due = self._at_begin and self._timer.last_step is None
-        if self._resumed is not None:
-            self._evaluated, counted_from, unfinished, secs = self._resumed
-            self._resumed = None
-            is_due = (is_due and self._evaluated is None) or (unfinished and not self._pending)
-            self._timer.start(max([counted_from, *self.pending]), now - secs)
         self._timer.resume(step, now)
-        if is_due or self._timer.due(step, now):
+        repeats, self._unfinished = self._unfinished and not self._pending, False
+        if repeats or (self._at_begin and is_first and self._evaluated is None) or self._timer.due(step, now):
             self._schedule(session, step)
         if not self._background:  # in the background it starts with a run, and must not be waited for here
             await self._drain()
@@ -274,27 +270,21 @@ class EvaluatorHook(SessionRunHook):
         self._coord = self._worker = self._error = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last evaluated step, where it counts from, and whether an evaluation is unfinished; not the results."""
+        """Return the last evaluated step, when it was last due, and whether an evaluation is unfinished; not the results."""
         unfinished = bool(self._pending) or self._error is not None
-        counted = self._timer.state_dict()
-        return {
-            "evaluated_step": self._evaluated,
-            "counted_from": counted.get("step", 0),
-            "counted_secs": counted.get("secs", 0.0),
-            "unfinished": unfinished,
-        }
+        return {"evaluated_step": self._evaluated, "timer": self._timer.state_dict(), "unfinished": unfinished}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state: `after_create_session` repeats an unfinished evaluation."""
         check_mapping(state, "state", optional=False)
         try:
-            since = float(state.get("counted_secs", 0.0))
-            self._resumed = state["evaluated_step"], state["counted_from"], state["unfinished"], since
+            self._evaluated, timer, self._unfinished = state["evaluated_step"], state["timer"], state["unfinished"]
         except KeyError as error:
             raise InvalidArgumentError(f"the state of an EvaluatorHook has no {error}; it has {state!r}") from None
+        self._timer.load_state_dict(timer)
 
     async def finish_before(self, step: int) -> None:
-        """Internal: wait for the evaluations of steps before `step`; an error of one is raised in the next run."""
+        """Wait for the evaluations of steps before `step`, for a hook that saves that step; the next run raises an error."""
         while self._background and self._error is None and self._pending and self._pending[0].step < step:
             await self._wait_for_worker()
 

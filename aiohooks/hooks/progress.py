@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_choice, check_instance, check_secs, checked_int
+from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal
 from aiohooks.hooks.every import Every
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiohooks.hooks")
 _GRACE_SECS = 10.0
+_REFRESH_SECS = 0.1
+"""How often the bar is updated, and its values fetched."""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,6 @@ class ProgressHook(SessionRunHook):
         description: str = "run",
         display: Literal["auto", "rich", "plain"] = "auto",
         file: IO[str] | None = None,
-        refresh_secs: float = 0.1,
     ) -> None:
         """Create the hook.
 
@@ -94,7 +95,6 @@ class ProgressHook(SessionRunHook):
             description: the name of the run.
             display: `"rich"` for the bar, `"plain"` for lines, `"auto"` for the bar on a terminal if rich is installed.
             file: where to write; by default `sys.stderr` as it is in `begin`.
-            refresh_secs: how often the bar is updated, and its values fetched.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
@@ -102,7 +102,6 @@ class ProgressHook(SessionRunHook):
         """
         check_instance(every, Every, "every")
         check_instance(description, str, "description")
-        check_secs(refresh_secs, "refresh_secs", positive=True)
         total = checked_int(total, "total", 1, expected="a step, at least 1, or leave it out", optional=True)
         check_choice(display, "display", "auto", "rich", "plain")
         if display == "rich":
@@ -114,7 +113,6 @@ class ProgressHook(SessionRunHook):
         self._description = description
         self._display = display
         self._given_file = file
-        self._refresh_secs = refresh_secs
         self._reset()
 
     def _reset(self) -> None:
@@ -137,7 +135,7 @@ class ProgressHook(SessionRunHook):
                 _logger.info("progress is shown as plain lines: %s", error)
             else:
                 self._renderer = _rich.renderer_of(self._file)
-                self._sampling = Sampling(Every(secs=self._refresh_secs), first=True)
+                self._sampling = Sampling(Every(secs=_REFRESH_SECS), first=True)
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""
@@ -160,27 +158,26 @@ class ProgressHook(SessionRunHook):
     @only_if("_has_to_write")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Update the progress; write a line if it is due."""
-        if self._update(run_context, run_values) and self._renderer is None and self.progress is not None:
+        writes = self._renderer is None and self._sampling.is_due(run_context.global_step)
+        self._update(run_context, run_values)
+        if writes and self.progress is not None:
             await self._write(self._write_line, self.progress.line())
 
     def _has_to_write(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Return whether a line is due; if not, update the progress."""
-        if self._renderer is None and self.progress is not None and self._sampling.is_due(run_context.global_step):
+        if self._renderer is None and self._sampling.is_due(run_context.global_step):
             return True
         self._update(run_context, run_values)
         return False
 
-    def _update(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Update the progress, and return whether it was due."""
+    def _update(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         progress = self.progress
         if progress is None:
-            return False
+            return
         progress.step = run_context.global_step
         progress.secs = self._clock.now() - self._since
-        is_due = self._sampling.mark_if_due(progress.step)
-        if is_due and run_values.results is not None:
+        if self._sampling.mark_if_due(progress.step) and run_values.results is not None:
             progress.values = ", ".join(f"{tag} = {_text(value)}" for tag, value in run_values.results.items())
-        return is_due
 
     async def end(self, session: Session) -> None:
         """Record the clean end."""

@@ -165,7 +165,7 @@ class TimelineHook(SessionRunHook):
                 self.captures.append(path)
 
     def lanes(self, steps: int | None = None) -> Lanes:
-        """Internal: return what is recorded, or the last steps of it, for the page of a service."""
+        """Return what is recorded, or the last `steps` of it: `lanes`, each with its `name`, `kind` and `bars`."""
         return self._recorder.lanes(steps)
 
     async def close(self, exc: BaseException | None) -> None:

@@ -15,7 +15,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import drop, refused
 from tests.support.hooks import RequestingHook
-from tests.support.saving_sessions import EVERY_STEP, HeldSaver, Listener, array_graph, on_disk, saving, train
+from tests.support.saving_sessions import EVERY_STEP, HeldSaver, Listener, array_graph, on_disk, saving, state_at, train
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import result_without_suspending, ticks, until_true
 
@@ -54,7 +54,7 @@ async def test_which_steps_are_saved(
 
 async def test_a_period_of_seconds(tmp_path: Path) -> None:
     """Counted from the beginning, and then from the last save; no step is saved twice, however long runs without a step take."""
-    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10), keep=ah.checkpoint.KeepNewest(100))
+    hook = ah.CheckpointSaverHook(tmp_path, every=ah.Every(secs=10))
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
             for secs in (9, 1, 9, 2, 3):
@@ -109,11 +109,10 @@ async def test_what_is_saved_is_the_state_of_that_step(tmp_path: Path) -> None:
             tracked.seen.append("a")
             weights.append((await session.run("weights")).copy())
         saver.let()
-    restored = await ah.Saver(tmp_path, read_only=True).restore()
-    assert restored is not None
-    assert (restored.state["variables"]["weights"] == weights[1]).all()
-    assert restored.state["hooks"]["Counter"] == {"seen": [1, 1, 2]}
-    assert restored.state["tracked"] == {"loader": {"seen": ["a"]}}
+    state = await state_at(tmp_path)
+    assert (state["variables"]["weights"] == weights[1]).all()
+    assert state["hooks"]["Counter"] == {"seen": [1, 1, 2]}
+    assert state["tracked"] == {"loader": {"seen": ["a"]}}
 
 
 class Counter(ah.SessionRunHook):
@@ -132,19 +131,22 @@ class Counter(ah.SessionRunHook):
         self.seen = state["seen"]
 
 
-async def test_one_is_written_at_a_time(tmp_path: Path) -> None:
-    """A save that is due during a write waits for it, inside its step."""
-    saver = HeldSaver(tmp_path)  # asserts that there is one at a time
-    async with saver, ah.AsyncMonitoredSession(array_graph(), [saving(saver, save_on_begin=False)]) as session:
-        await session.run("train")
-        second = asyncio.create_task(session.run("train"))
+@both_ways
+async def test_one_is_written_at_a_time(tmp_path: Path, background: bool) -> None:
+    """A save that is due during a write waits for it, inside its step; in the foreground every step waits for its own."""
+    saver, listener = HeldSaver(tmp_path), Listener()  # asserts that there is one at a time
+    hook = saving(saver, background=background, listeners=[listener], save_on_begin=False, save_on_end=False)
+    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
+        if background:
+            await session.run("train")
+        run = asyncio.create_task(session.run("train"))
         await ticks(20)
-        assert (saver.began, session.global_step.latest.step, second.done()) == ([1], 2, False)
+        assert (saver.began, session.global_step.latest.step, run.done()) == ([1], 1 + background, False)
         saver.let()
-        await second
-        assert saver.began == [1, 2]
+        await run
+        assert (listener.saved, saver.began) == (([1], [1, 2]) if background else ([1], [1]))
         saver.let()
-    assert await on_disk(tmp_path) == [1, 2]
+    assert await on_disk(tmp_path) == [1, 2][: 1 + background]
 
 
 async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
@@ -194,19 +196,6 @@ async def test_a_run_during_a_write_does_not_suspend(tmp_path: Path) -> None:
         assert hook.saved == 0
         saver.let()
     assert hook.saved == 1
-
-
-async def test_in_the_foreground_the_step_waits(tmp_path: Path) -> None:
-    """With `background=False` a run ends when its checkpoint is durable and the listeners have been called."""
-    saver, listener = HeldSaver(tmp_path), Listener()
-    hook = saving(saver, background=False, listeners=[listener], save_on_begin=False)
-    async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-        run = asyncio.create_task(session.run("train"))
-        await ticks(20)
-        assert (saver.began, run.done()) == ([1], False)
-        saver.let()
-        await run
-        assert (listener.saved, await on_disk(tmp_path)) == ([1], [1])
 
 
 @both_ways
@@ -271,25 +260,21 @@ async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
 # -- where
 
 
-async def test_the_directory_of_the_creator(tmp_path: Path) -> None:
-    """Without a directory, or with the same one, the hook uses the creator's saver, so there is one writer."""
-    for where in (None, tmp_path, ah.Saver(tmp_path)):
-        await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path), [saving(where)])
-    assert (await on_disk(tmp_path))[-1] == 3
-
-
-async def test_a_directory_of_its_own(tmp_path: Path) -> None:
-    """With another directory than the creator's, the hook saves there; the session is restored from the creator's."""
+async def test_the_directory(tmp_path: Path) -> None:
+    """With the creator's directory, or none, there is one writer; another one is saved to, and the creator's restored from."""
     there, here = tmp_path / "there", tmp_path / "here"
-    await train(array_graph(), [saving(there)], 3)
+    for where in (None, there, ah.Saver(there)):
+        await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(where)])
+    assert (await on_disk(there))[-1] == 3
     await train(ah.ChiefSessionCreator(array_graph(), checkpoint_dir=there), [saving(here)], 2)
-    assert (await on_disk(there), await on_disk(here)) == ([0, 1, 2, 3], [4, 5])
+    assert ((await on_disk(there))[-1], await on_disk(here)) == (3, [4, 5])
 
 
-async def test_a_given_saver_is_not_closed(tmp_path: Path) -> None:
-    """The hook does not close a `Saver` that it was given."""
-    async with ah.Saver(tmp_path) as saver:
-        await train(array_graph(), [saving(saver)])
+async def test_a_given_saver_keeps_its_policy_and_is_not_closed(tmp_path: Path) -> None:
+    """What is kept, and how long the directory is locked, is the saver's; the hook closes only one that it has made."""
+    async with ah.Saver(tmp_path, keep=ah.checkpoint.KeepNewest(2)) as saver:
+        await train(array_graph(), [saving(saver)], 5)
+        assert await on_disk(tmp_path) == [4, 5]
         with refused(ah.errors.CheckpointBusyError, "this process itself"):
             await ah.Saver(tmp_path).restore()
 
@@ -300,23 +285,6 @@ async def test_no_directory_at_all() -> None:
         ah.errors.InvalidArgumentError, "CheckpointSaverHook has no directory", "ChiefSessionCreator(checkpoint_dir=...)"
     ):
         await train(array_graph(), [ah.CheckpointSaverHook()])
-
-
-@pytest.mark.parametrize(
-    "options", [{"keep": ah.checkpoint.KeepNewest(2)}, {"min_free_bytes": 1}], ids=["keep", "min_free_bytes"]
-)
-async def test_options_of_the_saver_are_not_ignored(tmp_path: Path, options: dict[str, Any]) -> None:
-    """With another saver they would have no effect, so they are refused, with a hint."""
-    for where in (None, ah.Saver(tmp_path)):
-        with refused(
-            ah.errors.InvalidArgumentError, "keep and min_free_bytes belong to the saver", "Saver(checkpoint_dir, keep=...)"
-        ):
-            ah.CheckpointSaverHook(where, **options)
-    creator = ah.ChiefSessionCreator(array_graph(), checkpoint_dir=tmp_path)
-    with refused(ah.errors.InvalidArgumentError, "keep and min_free_bytes belong to the saver"):
-        await train(creator, [saving(tmp_path, **options)])
-    await train(array_graph(), [saving(tmp_path, **{**options, "keep": ah.checkpoint.KeepNewest(2)})], 5)
-    assert await on_disk(tmp_path) == [4, 5]
 
 
 async def test_a_session_that_begins_without_what_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -337,6 +305,4 @@ async def test_hooks_are_saved_after_their_after_run(tmp_path: Path) -> None:
     """The state of a hook is taken after its `after_run`, wherever the saver is in the list."""
     counter, asking = Counter(), RequestingHook("total")
     await train(counting_graph(), [saving(tmp_path, every=EVERY_STEP, save_on_end=False), counter, asking], 2)
-    restored = await ah.Saver(tmp_path, read_only=True).restore()
-    assert restored is not None
-    assert restored.state["hooks"]["Counter"] == {"seen": [1, 2]}
+    assert (await state_at(tmp_path))["hooks"]["Counter"] == {"seen": [1, 2]}

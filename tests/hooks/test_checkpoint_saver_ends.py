@@ -151,14 +151,6 @@ async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
     await saver.aclose()
 
 
-async def test_too_little_room_is_found_before_writing(tmp_path: Path) -> None:
-    """With `min_free_bytes` the save at the beginning fails, and with it the start of the session."""
-    with pytest.raises(ah.errors.CheckpointError, match="min_free_bytes is") as caught:
-        await train(array_graph(), [saving(tmp_path, min_free_bytes=2**62, background=False)])
-    assert caught.value.errno == errno.ENOSPC
-    assert names(tmp_path) == []
-
-
 async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> None:
     """The error for a value without an exact form on disk names the variable."""
     graph = ah.Graph()

@@ -94,7 +94,7 @@ async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinis
         async def create_session(self) -> ah.Session:
             if steps.latest.step:
                 await steps.reset(5)
-                hook.load_state_dict({"evaluated_step": None, "counted_from": 2, "unfinished": unfinished})
+                hook.load_state_dict({"evaluated_step": None, "timer": {"step": 2, "secs": 0.0}, "unfinished": unfinished})
             return ah.Session(self.graph, global_step=steps)
 
     lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
@@ -112,7 +112,7 @@ async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinis
 async def test_a_state_saved_before_the_hooks_turn(mode: Any) -> None:
     """A state that was saved at a boundary before this hook's turn counts from the previous boundary: it is due immediately."""
     hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode, at_end=False)
-    state = {"evaluated_step": 4, "counted_from": 4, "unfinished": False}
+    state = {"evaluated_step": 4, "timer": {"step": 4, "secs": 0.0}, "unfinished": False}
     assert [*await results_of(hook, 1, RestoringHook(hook, state), start=8)] == [8]
 
 
@@ -120,12 +120,12 @@ async def test_a_state_saved_before_the_hooks_turn(mode: Any) -> None:
 async def test_the_last_step_is_not_evaluated_again(mode: Any) -> None:
     """A finished run that is resumed without further runs is not evaluated again."""
     hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode)
-    state = {"evaluated_step": 10, "counted_from": 10, "unfinished": False}
+    state = {"evaluated_step": 10, "timer": {"step": 10, "secs": 0.0}, "unfinished": False}
     assert await results_of(hook, 0, RestoringHook(hook, state), start=10) == {}
     assert await results_of(hook, 0, start=10) == {10: 0}
 
 
 def test_an_invalid_state_is_refused() -> None:
     """The state of another hook is refused, with the missing key."""
-    with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'counted_from'"):
+    with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'timer'"):
         EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})

@@ -213,7 +213,7 @@ async def test_other_output_appears_above(clock: ManualClock, terminal: Terminal
     handler = logging.StreamHandler()
     logging.getLogger().addHandler(handler)
     try:
-        async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=10, refresh_secs=0.01)]) as session:
+        async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=10)]) as session:
             await until_true(lambda: sys.stderr is not terminal.file and handler.stream is not terminal.file)
             logging.getLogger("some").error("from a log")
             print("from a print", file=sys.stderr)

@@ -85,9 +85,8 @@ SIGNATURES: dict[str, str | None] = {
     "BlockingHook": "(obj, *, grace_secs=10.0)",
     "checkpoint.Checkpoint": None,
     "CheckpointSaverHook": (
-        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, keep=None, background=True, "
-        "on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False, on_save_error='raise', "
-        "min_free_bytes=0)"
+        "(checkpoint_dir=None, *, every=<Every>, listeners=(), metrics=None, background=True, "
+        "on_busy='wait', save_on_begin=True, save_on_end=True, save_on_error=False, on_save_error='raise')"
     ),
     "CheckpointSaverListener": "()",
     "CheckpointSaverListener.begin": "async (self)",
@@ -199,15 +198,14 @@ SIGNATURES: dict[str, str | None] = {
     "monitored_training_session": (
         "(source, *, is_chief=True, checkpoint_dir=None, scaffold=None, hooks=(), chief_only_hooks=(), "
         "save_checkpoint=<Every>, save_summaries=<Every>, log_step_count=<Every>, summaries=None, summary_dir=None, "
-        "global_step=None, variables=None, max_wait_secs=7200.0, session_factory=<type>, recovery=<RecoveryPolicy>, "
-        "stop_grace_period_secs=10.0, handle_signals=False, yield_secs=0.005, name=None)"
+        "**session)"
     ),
     "NanHook": "(value, *, fail_on_nan_loss=True, check='non-finite')",
     "Operation": None,
     "hooks.PhaseTime": None,
     "Placeholder": None,
     "ProfilerHook": "(output_dir, *, every=<Every>, window_steps=1, backend='cprofile', max_captures=None)",
-    "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None, refresh_secs=0.1)",
+    "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3, "
         "after_commit='repeat', restore='checkpoint', on_lost_feeds='log')"

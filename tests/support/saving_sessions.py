@@ -78,11 +78,16 @@ async def on_disk(path: Path) -> list[int]:
     return [each.step for each in reversed(there)]
 
 
-async def values_at(path: Path, step: int | None = None) -> Any:
-    """Return the variables in the newest checkpoint, or in that of a step."""
+async def state_at(path: Path, step: int | None = None) -> Any:
+    """Return the state in the newest checkpoint, or in that of a step."""
     restored = await ah.Saver(path, read_only=True).restore(step)
     assert restored is not None
-    return restored.state["variables"]
+    return restored.state
+
+
+async def values_at(path: Path, step: int | None = None) -> Any:
+    """Return the variables in the newest checkpoint, or in that of a step."""
+    return (await state_at(path, step))["variables"]
 
 
 class Listener(ah.CheckpointSaverListener):
