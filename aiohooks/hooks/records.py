@@ -10,16 +10,7 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._fetching import Convert, WritingHook
 from aiohooks.hooks._observing import OnWriteError, Values, checked_path
-from aiohooks.hooks._record_files import (
-    FIRST_COLUMNS,
-    CSVFormat,
-    Format,
-    JSONLinesFormat,
-    Record,
-    RecordFile,
-    check_tags,
-    plain_value,
-)
+from aiohooks.hooks._record_files import FIRST_COLUMNS, CSVFormat, JSONLinesFormat, Record, RecordFile, check_tags, plain_value
 from aiohooks.hooks.every import Every
 
 if TYPE_CHECKING:
@@ -67,7 +58,7 @@ class _RecordsHook(WritingHook):
         check_tags(self._values, "values has the tag")
         self._fsync = fsync
 
-    def _new_format(self) -> Format:
+    def _new_format(self) -> JSONLinesFormat:
         raise NotImplementedError
 
     async def begin(self) -> None:
@@ -153,7 +144,7 @@ class CSVHook(_RecordsHook):
         if self._columns is not None and record_fn is None and (unknown := set(self._values) - set(self._columns)):
             raise InvalidArgumentError(f"values has {sorted(unknown)}, which columns {list(self._columns)} has not; add them")
 
-    def _new_format(self) -> Format:
+    def _new_format(self) -> JSONLinesFormat:
         return CSVFormat(self._columns)
 
 
@@ -164,7 +155,7 @@ class JSONLinesHook(_RecordsHook):
     the texts `"NaN"`, `"Infinity"` and `"-Infinity"`. Interrupted runs continue as with `CSVHook`.
     """
 
-    def _new_format(self) -> Format:
+    def _new_format(self) -> JSONLinesFormat:
         return JSONLinesFormat()
 
 

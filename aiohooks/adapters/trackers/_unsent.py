@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.errors import add_note
 from aiohooks.hooks._observing import checked_path, write_whole
-from aiohooks.hooks._record_files import LineFile, Record, strict_json
+from aiohooks.hooks._record_files import LineFile, Record, json_line
 
 _logger = logging.getLogger("aiohooks.hooks")
 
@@ -66,7 +66,7 @@ def send_unsent(path: str | os.PathLike[str], tracker: Tracker) -> int:
 
 def _write_lines(path: str, records: Iterable[Record]) -> None:
     with open(path, "wb") as file:
-        file.writelines(encode_line(metrics_line(record)) for record in records)
+        file.writelines(json_line(metrics_line(record)) for record in records)
         file.flush()
         os.fsync(file.fileno())
 
@@ -74,11 +74,6 @@ def _write_lines(path: str, records: Iterable[Record]) -> None:
 def metrics_line(record: Record) -> dict[str, Any]:
     """Return the line of a step."""
     return {"step": record.step, "time": record.time, "metrics": dict(record.values)}
-
-
-def encode_line(line: Mapping[str, Any]) -> bytes:
-    """Return a line as text."""
-    return json.dumps(strict_json(dict(line)), ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def read_unsent(path: str) -> list[Record]:
@@ -116,4 +111,4 @@ class UnsentFile(LineFile):
             self.continue_at(size)
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
                 self.append(b"\n")  # the last line was torn by a crash
-        self.append(b"".join(map(encode_line, lines)))
+        self.append(b"".join(map(json_line, lines)))
