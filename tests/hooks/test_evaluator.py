@@ -1,4 +1,4 @@
-"""EvaluatorHook: which steps are evaluated, on which values, and the effect on the training."""
+"""EvaluatorHook: which steps are evaluated, on which values, the effect on the training, and what a recovery repeats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import threading
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +14,14 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.evaluations import GatedEvaluation, results_of, total
-from tests.support.sessions import counting_graph
+from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
+from tests.support.hooks import RestoringHook
+from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
 from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
-
-MODES: tuple[Literal["inline", "background"], ...] = ("inline", "background")
-both_modes = pytest.mark.parametrize("mode", MODES)
 
 
 # -- which steps
@@ -39,7 +37,6 @@ both_modes = pytest.mark.parametrize("mode", MODES)
         ({"every": ah.Every(steps=5)}, [5, 10]),
         ({"every": ah.Every(steps=100)}, [10]),
         ({"every": ah.Every(at=(3, 7)), "at_end": False}, [3, 7]),
-        ({"every": ah.Every(steps=1)}, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
         ({"every": ah.Every(steps=1), "max_results": 3}, [8, 9, 10]),
     ],
 )
@@ -49,6 +46,8 @@ async def test_which_steps_are_evaluated(mode: Any, options: dict[str, Any], ste
     results = await results_of(hook, 10)
     assert list(results.items()) == [(step, step) for step in steps]
     assert hook.pending == ()
+    # Results and counting belong to the session.
+    assert await results_of(hook, 0, start=100) == ({100: 0} if options.get("at_end", True) else {})
 
 
 async def test_every_by_seconds() -> None:
@@ -60,13 +59,6 @@ async def test_every_by_seconds() -> None:
                 clock.advance(secs)
                 await session.run("train")
     assert list(hook.results) == [2, 4]
-
-
-async def test_one_hook_in_two_sessions() -> None:
-    """Results and counting belong to the session."""
-    hook = EvaluatorHook(total, every=ah.Every(steps=2))
-    assert await results_of(hook, 3) == {2: 2, 3: 3}
-    assert await results_of(hook, 2, start=5) == {6: 1, 7: 2}
 
 
 # -- on which values
@@ -92,7 +84,7 @@ async def test_the_graph_is_run_on_those_values() -> None:
     graph.placeholder("images")
     graph.variable("weights", np.zeros(2))
     graph.variable("other", 7)
-    graph.train_op(adds_to="weights")(lambda: np.ones(2)).name  # noqa: B018
+    graph.train_op(adds_to="weights", name="train")(lambda: np.ones(2))
     graph.operation(name="score")(lambda images, weights, global_step: (float(images @ weights), global_step))
     gate = asyncio.Event()
 
@@ -106,7 +98,7 @@ async def test_the_graph_is_run_on_those_values() -> None:
     hook = EvaluatorHook(evaluate, every=ah.Every(steps=3), mode="background", at_end=False)
     async with ah.AsyncMonitoredSession(graph, [hook, recorder := RecordingHook()]) as session:
         for _ in range(5):
-            await session.run("<lambda>")
+            await session.run("train")
         gate.set()
     assert hook.results == {3: ([(33.0, 3), 7], (11.0, 3))}
     assert recorder.phases().count("before_run") == 5
@@ -129,22 +121,18 @@ async def test_an_evaluation_does_not_train(mode: Any) -> None:
 @pytest.mark.parametrize("at_begin", [False, True])
 async def test_a_monitored_run_in_an_evaluation_is_refused(mode: Any, at_begin: bool) -> None:
     """A monitored run could wait for a run that waits for the evaluation: it is refused, before the first run too."""
-    hook = EvaluatorHook(again := Again(), every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
-    session = again.session = ah.AsyncMonitoredSession(counting_graph(), [hook])
+    sessions: list[ah.AsyncMonitoredSession] = []
+
+    async def again(evaluation: Evaluation) -> Any:
+        return await sessions[0].run("loss")
+
+    hook = EvaluatorHook(again, every=ah.Every(steps=1), mode=mode, at_begin=at_begin, at_end=False)
+    sessions.append(ah.AsyncMonitoredSession(counting_graph(), [hook]))
     kind = ah.errors.SessionClosedError if at_begin and mode == "inline" else ah.errors.NestedRunError
     with refused(kind, "this session is opening" if kind is ah.errors.SessionClosedError else "run was called from inside a run"):
-        async with session:
+        async with sessions[0] as session:
             for _ in range(3):
                 await session.run("train")
-
-
-class Again:
-    """An evaluation that runs the monitored session."""
-
-    session: ah.AsyncMonitoredSession
-
-    async def __call__(self, evaluation: Evaluation) -> Any:
-        return await self.session.run("loss")
 
 
 @both_modes
@@ -185,11 +173,12 @@ async def test_a_blocking_function_in_a_thread(mode: Any) -> None:
 # -- none is skipped, and their number is bounded
 
 
-@pytest.mark.parametrize("room", [1, 2])
+@pytest.mark.parametrize("room", [0, 1, 2])
 async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
-    """At most `max_pending` may be unfinished; a run at which one more is due waits for one to end, and none is skipped."""
+    """At most `max_pending` are unfinished, inline none: the run of one more waits for one to end, and none is skipped."""
     gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode="background", max_pending=room)
+    options: dict[str, Any] = {"mode": "background", "max_pending": room} if room else {}
+    hook = EvaluatorHook(gate, every=ah.Every(steps=1), **options)
     store = ah.MemoryStepStore()
     async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=store) as session:
 
@@ -208,29 +197,10 @@ async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
     assert list(hook.results.items()) == [(step, step) for step in range(1, 7)]
 
 
-async def test_inline_the_run_waits() -> None:
-    """Inline, the run at which it is due ends when the evaluation has ended."""
-    gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=1))
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        running = asyncio.create_task(session.run("train"))
-        await ticks(20)
-        assert gate.began == [1]
-        assert not running.done()
-        gate.release()
-        await running
-    assert hook.results == {1: 1}
-
-
 async def test_the_end_waits_for_pending_evaluations() -> None:
     """A clean end waits for all due evaluations, and evaluates the last step once."""
     gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=9)
-
-    async def loop() -> None:
-        await results_of(hook, 5)
-
-    looping = asyncio.create_task(loop())
+    looping = asyncio.create_task(results_of(EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=9), 5))
     await ticks(30)
     for ended in ([2], [2, 4], [2, 4, 5]):
         assert not looping.done()
@@ -240,23 +210,51 @@ async def test_the_end_waits_for_pending_evaluations() -> None:
     await looping
 
 
+@both_modes
+async def test_others_wait_for_evaluations_of_earlier_steps(mode: Any) -> None:
+    """`finish_before` waits for those of steps before, and for no other; inline there are none."""
+    gate = GatedEvaluation()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=1), mode=mode, max_pending=2, at_end=False)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+        gate.release(2 if mode == "inline" else 0)
+        for _ in range(2):
+            await session.run("train")
+        await hook.finish_before(1)
+        finishing = asyncio.create_task(hook.finish_before(2))
+        await ticks(20)
+        assert finishing.done() is (mode == "inline")
+        gate.release()
+        await finishing
+        assert gate.ended[0] == 1
+        gate.release()
+
+
 # -- results are passed on
 
 
 @both_modes
 async def test_on_result(mode: Any) -> None:
-    """Each function, plain or async, is called with each step and result, in turn."""
+    """Each function, plain or async, is called with each step and result, in turn; observers before, with what was due."""
     calls: list[Any] = []
+
+    class Watches(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            hook.observers.append(self.note)
+
+        async def note(self, step: int, result: Any, was_due: bool) -> None:
+            calls.append(("observer", step, was_due))
 
     async def waits(step: int, result: Any) -> None:
         await ticks()
         calls.append(("async", step, result))
 
     plain = functools.partial(lambda *args: calls.append(args), "plain")
-    await results_of(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=[plain, waits]), 3)
-    assert calls == [("plain", 2, 2), ("async", 2, 2), ("plain", 3, 3), ("async", 3, 3)]
+    hook = EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=[plain, waits])
+    await results_of(hook, 3, Watches())
+    assert calls[:3] == [("observer", 2, True), ("plain", 2, 2), ("async", 2, 2)]
+    assert calls[3:] == [("observer", 3, False), ("plain", 3, 3), ("async", 3, 3)]
     await results_of(EvaluatorHook(total, every=ah.Every(steps=2), mode=mode, on_result=waits), 2)
-    assert calls[4:] == [("async", 2, 2)]
+    assert calls[6:] == [("async", 2, 2)]
 
 
 @both_modes
@@ -301,8 +299,95 @@ def test_a_function_of_the_other_kind_is_refused() -> None:
         EvaluatorHook(lambda evaluation: 1, every=ah.Every(steps=1))
     with refused(ah.errors.InvalidHookError, "cannot run in a thread; leave out thread=True"):
         EvaluatorHook(total, every=ah.Every(steps=1), thread=True)
-
-
-def test_repr() -> None:
-    """The repr shows the function, the schedule, the mode, and the last evaluated step."""
     assert repr(EvaluatorHook(total, every=ah.Every(steps=1))).endswith("at=(), after=0), 'inline', evaluated step None)")
+
+
+# -- recoveries and restarts
+
+
+@both_modes
+@pytest.mark.parametrize("at_begin", [False, True])
+async def test_a_lost_evaluation_is_repeated(mode: Any, at_begin: bool) -> None:
+    """An error that the session recovers from repeats the evaluation on the values of its own step; none is made twice."""
+    hook = EvaluatorHook(failing(None, ah.AbortedError("lost")), every=ah.Every(steps=2), mode=mode, at_begin=at_begin)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
+        for _ in range(7):
+            await session.run("train")
+        await session.run("loss")
+        assert session.status().recoveries == 1
+        last = session.global_step.latest.step
+        # A run whose `after_run` raised it is repeated after its commit; in the background the next `before_run` may raise it.
+        assert last == 8 or (last == 7 and mode == "background")
+    assert list(hook.results.items()) == [(step, step) for step in ([0] if at_begin else []) + [2, 4, 6, last]]
+
+
+async def test_a_creation_that_fails_evaluates_again() -> None:
+    """An evaluation before the first run that is lost is made once after the recovery."""
+    hook = EvaluatorHook(failing(ah.AbortedError("lost")), every=ah.Every(steps=9), at_begin=True)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF) as session:
+        assert hook.results == {0: 0}
+        assert session.status().recoveries == 1
+
+
+@pytest.mark.parametrize(("to", "steps"), [(5, [2, 4]), (3, [2, 4])])
+async def test_an_active_evaluation_is_repeated_after_a_recovery(to: int, steps: list[int]) -> None:
+    """It is cancelled, and repeated with the same values; those of lost steps are dropped, and due again with these steps."""
+    gate = GatedEvaluation()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3)
+    async with going_back(hook, at=6, to=to) as session:
+        for run in range(6):
+            await session.run("train")
+            await ticks()
+            if run == 4:
+                assert (gate.began, gate.cancelled, hook.pending) == ([2], [], (2, 4))
+        assert (gate.began, gate.cancelled) == ([2, 2], [2])
+        gate.release(9)
+    assert list(hook.results) == [*steps, *([6] if to == 5 else [])]
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+async def test_a_pending_evaluation_is_not_duplicated_by_the_saved_state(unfinished: bool) -> None:
+    """An evaluation pending in memory is made once on its own values, even if the saved state has another one."""
+    steps, gate = ah.MemoryStepStore(), GatedEvaluation()
+    hook = EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=3, at_end=False)
+
+    class Creator:
+        graph = counting_graph()
+
+        async def create_session(self) -> ah.Session:
+            if steps.latest.step:
+                await steps.reset(5)
+                hook.load_state_dict(state(None, 2, unfinished))
+            return ah.Session(self.graph, global_step=steps)
+
+    lost = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(Creator(), [hook, lost], recovery=NO_BACKOFF) as session:
+        for fetch in (*["train"] * 5, "loss"):
+            await session.run(fetch)
+        assert hook.pending == (2, 4)
+        gate.release(9)
+    assert gate.ended == [2, 4]
+
+
+def state(evaluated: int | None, counted_from: int, unfinished: bool = False) -> dict[str, Any]:
+    """Return a saved state."""
+    return {"evaluated_step": evaluated, "timer": {"step": counted_from, "secs": 0.0}, "unfinished": unfinished}
+
+
+@both_modes
+async def test_a_restored_state(mode: Any) -> None:
+    """What was due when it was saved is made at once, an unfinished one again, and a finished run's last step not again."""
+    for saved, start, runs, steps in (
+        (state(4, 4), 8, 1, [8, 9]),  # saved at a boundary, before this hook's turn
+        (state(8, 8, unfinished=True), 8, 1, [8, 9]),
+        (state(10, 10), 10, 0, []),
+    ):
+        hook = EvaluatorHook(total, every=ah.Every(steps=4), mode=mode)
+        assert [*await results_of(hook, runs, RestoringHook(hook, saved), start=start)] == steps
+    assert await results_of(hook, 0, start=10) == {10: 0}
+
+
+def test_an_invalid_state_is_refused() -> None:
+    """The state of another hook is refused, with the missing key."""
+    with refused(ah.errors.InvalidArgumentError, "the state of an EvaluatorHook has no 'timer'"):
+        EvaluatorHook(total, every=ah.Every(steps=1)).load_state_dict({"evaluated_step": 1})

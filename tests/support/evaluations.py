@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+import pytest
+
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from tests.support.sessions import train
+
+both_modes = pytest.mark.parametrize("mode", ["inline", "background"])
 
 
 async def total(evaluation: Evaluation) -> Any:
