@@ -1,10 +1,11 @@
-"""CSVHook and JSONLinesHook: one line in a file per due step."""
+"""CSVHook and JSONLinesHook: one line in a file per due step, also over interruptions."""
 
 from __future__ import annotations
 
 import csv
 import enum
 import json
+import logging
 import math
 import os
 from collections.abc import Callable
@@ -15,12 +16,30 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks._record_files import JSONLinesFormat, Record, RecordFile, read_series
+from aiohooks.hooks._record_files import CSVFormat, JSONLinesFormat, Record, RecordFile, read_series
 from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.record_files import Hook, both, file_of, run, steps, without_time
-from tests.support.sessions import counting_graph
+from tests.support.record_files import aside_of, without_time
+from tests.support.sessions import counting_graph, going_back, train
+
+Hook = CSVHook | JSONLinesHook
+both = pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
+
+
+def file_of(make: Callable[..., Hook], folder: Path) -> Path:
+    """Return a path with the suffix that belongs to the hook."""
+    return folder / ("run.csv" if make is CSVHook else "run.jsonl")
+
+
+def steps(path: Path) -> list[int]:
+    """Return the steps of a file's lines."""
+    return [int(line["step"]) for line in without_time(path)]
+
+
+def returning(values: Any) -> Callable[[Any], Any]:
+    """Return a `record_fn` that ignores what was fetched."""
+    return lambda _: values
 
 
 async def test_csv_lines(tmp_path: Path) -> None:
@@ -52,35 +71,45 @@ async def test_json_lines(tmp_path: Path) -> None:
     assert found["step"] == 1
 
 
-def refuse_constant(name: str) -> None:
-    """Fail on the constants that strict JSON does not have."""
-    raise AssertionError(f"{name} is no JSON")
-
-
 async def test_numbers_that_are_not_finite(tmp_path: Path) -> None:
     """JSON stays strict, with texts in their place; CSV has what `float` reads. Both are read back as numbers."""
+
+    def refuse_constant(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
     values = {"a": math.nan, "b": math.inf, "c": -math.inf, "d": np.float32("nan")}
     as_json, as_csv = tmp_path / "run.jsonl", tmp_path / "run.csv"
-    await run(JSONLinesHook(as_json, record_fn=lambda _: {**values, "e": [math.nan]}), 1)
+    await train(JSONLinesHook(as_json, record_fn=returning({**values, "e": [math.nan]})), runs=1)
     found = json.loads(as_json.read_text(), parse_constant=refuse_constant)
     assert [found[tag] for tag in "abcde"] == ["NaN", "Infinity", "-Infinity", "NaN", ["NaN"]]
-    await run(CSVHook(as_csv, record_fn=lambda _: values), 1)
+    await train(CSVHook(as_csv, record_fn=returning(values)), runs=1)
     assert as_csv.read_text().splitlines()[1].split(",")[2:] == ["nan", "inf", "-inf", "nan"]
     for path in (as_json, as_csv):
         series = read_series(str(path))
         assert [str(series[tag][1][0]) for tag in "abcd"] == ["nan", "inf", "-inf", "nan"]
 
 
-async def test_texts_stay_on_one_line(tmp_path: Path) -> None:
-    """Line breaks, commas and quotes in a text do not make other lines or columns; None is empty."""
+class Color(enum.StrEnum):
+    """A text with a repr of its own."""
 
-    class Color(enum.StrEnum):
-        RED = "red"
+    RED = "red"
 
-    values = {"text": 'a "b",\r\nc', "none": None, "color": Color.RED}
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (  # line breaks, commas and quotes make no other lines or columns; None is empty
+            {"record_fn": returning({"text": 'a "b",\r\nc', "none": None, "color": Color.RED})},
+            {"text": 'a "b",\\r\\nc', "none": "", "color": "red"},
+        ),
+        ({"values": ["total", "loss"], "columns": ["loss", "total", "later"]}, {"loss": "10", "total": "0", "later": ""}),
+    ],
+)
+async def test_csv_cells(tmp_path: Path, options: dict[str, Any], found: dict[str, str]) -> None:
+    """A field has one text on one line; `columns` gives the order and the names, including those that appear later."""
     path = tmp_path / "run.csv"
-    await run(CSVHook(path, record_fn=lambda _: values), 2)
-    assert without_time(path) == [{"step": str(step), "text": 'a "b",\\r\\nc', "none": "", "color": "red"} for step in (1, 2)]
+    await train(CSVHook(path, **options), runs=1)
+    assert without_time(path) == [{"step": "1", **found}]
 
 
 async def test_csv_columns_are_fixed(tmp_path: Path) -> None:
@@ -88,28 +117,26 @@ async def test_csv_columns_are_fixed(tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     rows = [{"loss": 1, "rate": 2}, {"loss": 3}, {"loss": 5, "rats": 6}]
     with refused(ah.errors.InvalidArgumentError, "'rats'", "not a column", "did you mean 'rate'", "columns="):
-        await run(CSVHook(path, record_fn=lambda _: rows.pop(0)), 3)
+        await train(CSVHook(path, record_fn=lambda _: rows.pop(0)), runs=3)
     assert without_time(path) == [{"step": "1", "loss": "1", "rate": "2"}, {"step": "2", "loss": "3", "rate": ""}]
+    # With `record_fn` and no `columns`, a resumed run uses the names in the file.
+    await train(CSVHook(path, record_fn=returning({"rate": 3})), runs=1, start=2)
+    assert without_time(path)[2] == {"step": "3", "loss": "", "rate": "3"}
 
 
-async def test_csv_columns_may_be_named(tmp_path: Path) -> None:
-    """`columns` gives the order and the names, including those that appear later."""
-    path = tmp_path / "run.csv"
-    await run(CSVHook(path, ["total", "loss"], columns=["loss", "total", "later"]), 1)
-    assert without_time(path) == [{"step": "1", "loss": "10", "total": "0", "later": ""}]
-
-
-async def test_csv_takes_no_arrays(tmp_path: Path) -> None:
-    """A field has one value."""
-    with refused(ah.errors.InvalidArgumentError, "'norms'", "JSONLinesHook"):
-        await run(CSVHook(tmp_path / "run.csv", record_fn=lambda _: {"norms": np.zeros(2)}), 1)
-
-
-@both
-async def test_a_value_that_cannot_be_written(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """An object that is not a number or text is an error that names its tag."""
-    with refused(ah.errors.InvalidArgumentError, "'thing'", "<object object"):
-        await run(make(file_of(make, tmp_path), record_fn=lambda _: {"thing": object()}), 1)
+@pytest.mark.parametrize(
+    ("make", "record", "says"),
+    [
+        (CSVHook, {"norms": np.zeros(2)}, ("'norms'", "JSONLinesHook")),
+        *((make, {"thing": object()}, ("'thing'", "<object object")) for make in (CSVHook, JSONLinesHook)),
+        *((make, {"step": 3}, ("'step'",)) for make in (CSVHook, JSONLinesHook)),
+        *((make, 3, ("record_fn returned 3",)) for make in (CSVHook, JSONLinesHook)),
+    ],
+)
+async def test_a_value_that_cannot_be_written(tmp_path: Path, make: Callable[..., Hook], record: Any, says: Any) -> None:
+    """It is an error that names its tag; so is a record that is no mapping, or has a step."""
+    with refused(ah.errors.InvalidArgumentError, *says):
+        await train(make(file_of(make, tmp_path), record_fn=returning(record)), runs=1)
 
 
 # -- failures
@@ -119,7 +146,7 @@ async def test_a_value_that_cannot_be_written(tmp_path: Path, make: Callable[...
 async def test_a_missing_directory(tmp_path: Path, make: Callable[..., Hook]) -> None:
     """The file is opened before the first run, and an error of that is the session's."""
     with pytest.raises(FileNotFoundError):
-        await run(make(tmp_path / "missing" / "run", ["loss"]), 1)
+        await train(make(tmp_path / "missing" / "run", ["loss"]), runs=1)
 
 
 class Full:
@@ -142,12 +169,6 @@ class Full:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
-    def __enter__(self) -> Any:
-        return self._file.__enter__()
-
-    def __exit__(self, *args: object) -> None:
-        self._file.__exit__(*args)
-
 
 def test_a_failed_write_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     """A partial line on a full disk is removed, so that the next one is a line of its own."""
@@ -165,25 +186,14 @@ def test_a_failed_write_leaves_no_part_of_a_line(tmp_path: Path) -> None:
     assert steps(path) == [1, 3]
 
 
-async def test_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("fsync", "count"), [(True, 4), (False, 1)])
+async def test_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool, count: int) -> None:
     """With `fsync` the file is synced after each write; without it at the end."""
     synced: list[int] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda number: (synced.append(number), real(number))[1])
-    await run(JSONLinesHook(tmp_path / "a.jsonl", ["loss"], fsync=True, max_queue=1), 3)
-    assert len(synced) == 4
-    synced.clear()
-    await run(JSONLinesHook(tmp_path / "b.jsonl", ["loss"]), 3)
-    assert len(synced) == 1
-
-
-@both
-async def test_a_step_in_the_record_is_refused(tmp_path: Path, make: Callable[..., Hook]) -> None:
-    """The result of `record_fn` must be a mapping without the step."""
-    with refused(ah.errors.InvalidArgumentError, "'step'"):
-        await run(make(file_of(make, tmp_path), record_fn=lambda _: {"step": 3}), 1)
-    with refused(ah.errors.InvalidArgumentError, "record_fn returned 3"):
-        await run(make(file_of(make, tmp_path), record_fn=lambda _: 3), 1)
+    await train(JSONLinesHook(tmp_path / "a.jsonl", ["loss"], fsync=fsync, max_queue=1), runs=3)
+    assert len(synced) == count
 
 
 def test_reading_another_file(tmp_path: Path) -> None:
@@ -208,8 +218,77 @@ async def test_two_writers_of_one_file_are_refused(make: Callable[..., Hook], tm
     """The second hook with the same path is refused before either has lost a line; afterwards the file is free again."""
     path = file_of(make, tmp_path)
     with pytest.raises(ah.errors.InvalidArgumentError, match="is being written by another hook or process; give each of them"):
-        async with ah.AsyncMonitoredSession(counting_graph(), [make(path, ["loss"]), make(path, ["total"])]):
-            raise AssertionError("it was entered")
-    async with ah.AsyncMonitoredSession(counting_graph(), [make(path, ["loss"])]) as session:
-        await session.run("train")
+        await train(make(path, ["loss"]), make(path, ["total"]), runs=0)
+    await train(make(path, ["loss"]), runs=1)
     assert len(steps(path)) == 1
+
+
+# -- interrupted runs leave the same file as uninterrupted ones
+
+
+@both
+async def test_a_new_run_over_an_old_file_keeps_the_old_lines_aside(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """A run from step 0 starts the file again; the old lines are moved aside, with a warning."""
+    path = file_of(make, tmp_path)
+    await train(make(path, ["loss"]), runs=3)
+    await train(make(path, ["loss"]), runs=2)
+    assert steps(path) == [1, 2]
+    assert aside_of(path).count("\n") == 3
+
+
+@both
+async def test_every_torn_tail_is_repaired(tmp_path: Path, make: Callable[..., Hook], caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever byte a crash ended the file at, the header's too, the next session continues with whole lines."""
+    path = file_of(make, tmp_path)
+    await train(make(path, ["loss"]), runs=2)
+    whole = path.read_bytes()
+    starts = [0] + [number + 1 for number, byte in enumerate(whole) if byte == ord("\n")]
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length] + (b"\0" * 5 if length not in starts else b""))
+        file = RecordFile(str(path), CSVFormat(["loss"]) if make is CSVHook else JSONLinesFormat(), fsync=False)
+        file.open_at(3)
+        kept = max(start for start in starts if start <= length)
+        assert path.read_bytes() == whole[:kept]
+        file.write([Record(4, 1.0, {"loss": 1.0})])
+        file.close()
+        assert steps(path)[-1] == 4
+        assert path.read_bytes().startswith(whole[: starts[1]]) or make is JSONLinesHook
+    assert all(record.levelno == logging.WARNING and "torn by a crash" in record.getMessage() for record in caplog.records)
+
+
+@both
+async def test_a_recovery_that_moves_the_step_back(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """Lines of steps that a recovery repeats are there once, with the repeated values."""
+    path = file_of(make, tmp_path)
+    async with going_back(make(path, ["loss", "total"]), at=5, to=2) as session:
+        for _ in range(6):
+            await session.run("train")
+    assert steps(path) == [1, 2, 3, 4]
+
+
+@both
+@pytest.mark.parametrize("content", ["not ours\n", "1,2\n", '{"a": 1}\n', '"unclosed\n', "\x00\x00\n"], ids=repr)
+async def test_another_file_is_not_changed(tmp_path: Path, make: Callable[..., Hook], content: str) -> None:
+    """A file with other contents is refused by name and line, and not changed."""
+    path = file_of(make, tmp_path)
+    path.write_text(content)
+    with refused(ah.errors.InvalidArgumentError, str(path), "line 1", "give another path"):
+        await train(make(path, ["loss"]), runs=1)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "fetches", "says"),
+    [
+        ("step,time,loss\n1,1.0,5\n", ["loss", "total"], "its columns are 'step,time,loss' and not 'step,time,loss,total'"),
+        ("step,time,loss\n1,1.0,5\n2,1\n3,1.0,5\n", ["loss"], "line 3"),  # no crash of a writer does this
+        ("step,time,loss\n1,1.0,5,6\n", ["loss"], "line 2: 4 fields under 3 columns"),
+    ],
+)
+async def test_a_damaged_file_is_not_changed(tmp_path: Path, content: str, fetches: list[str], says: str) -> None:
+    """Lines with other columns, and damage in the middle, are reported and not removed."""
+    path = tmp_path / "run.csv"
+    path.write_text(content)
+    with refused(ah.errors.InvalidArgumentError, says):
+        await train(CSVHook(path, fetches), runs=1, start=3)
+    assert path.read_text() == content
