@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +11,8 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph
-from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -110,26 +106,3 @@ async def test_a_blocked_loop_is_warned_of_once(where: str) -> None:
         logger.removeHandler(handler)
     assert len(lines) == 1
     assert f"block ({__file__}:" in lines[0]
-
-
-@pytest.mark.parametrize(("hook_secs", "stalls"), [(None, ["step"]), (math.inf, []), (100, ["hook"])])
-async def test_a_deadline_for_the_step_alone(hook_secs: float | None, stalls: list[str]) -> None:
-    """With `hook_secs` the time of hooks is another one than that of the operations."""
-    with ManualClock() as clock:
-        watchdog = ah.WatchdogHook(10, first_step_secs=1000, hook_secs=hook_secs)
-
-        release = asyncio.Event()
-
-        async def wait(context: ah.SessionRunContext) -> None:
-            if context.global_step == 2:
-                await release.wait()
-
-        async with ah.AsyncMonitoredSession(counting_graph(), [watchdog, ah.LambdaHook(before_run=wait)]) as session:
-            await session.run("train")
-            running = asyncio.create_task(session.run("train"))
-            for _ in range(20):
-                await ticks()
-                clock.advance(10)
-            release.set()
-            await running
-        assert [stall.phase for stall in watchdog.stalls] == stalls

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook, CheckpointSaver
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.hooks.watchdog import WatchdogHook
+from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
@@ -26,10 +28,8 @@ from tests.support.waiting import ticks, until_true
 class Gate:
     """An event to wait for, which can be cleared again."""
 
-    def __init__(self, *, closed: bool = True) -> None:
+    def __init__(self) -> None:
         self.opened = asyncio.Event()
-        if not closed:
-            self.opened.set()
 
     async def pass_through(self, *_: object) -> None:
         await self.opened.wait()
@@ -58,7 +58,6 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
         clock.advance(0.1)
         assert found(watchdog) == [("first step", "PhaseHook#2.before_run at step 1", 30)]
         clock.advance(1000)
-        assert len(watchdog.stalls) == 1
         gate.opened.set()
         await asyncio.gather(run, stranger)
         clock.advance(1000)
@@ -77,7 +76,7 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
     assert "task 'a stranger'" in others
 
 
-@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+@pytest.mark.parametrize("phase", HOOK_METHODS)
 async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
     """A hook that hangs in any method, from `begin` to `close`, is found."""
     gate = Gate()
@@ -103,7 +102,7 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
 
 async def test_the_first_step_has_a_limit_of_its_own(clock: ManualClock) -> None:
     """The first run of each created session may take longer; the later ones have the limit of a step."""
-    gate = Gate(closed=False)
+    gate = Gate()
 
     async def step() -> None:
         await gate.pass_through()
@@ -123,6 +122,8 @@ async def test_the_first_step_has_a_limit_of_its_own(clock: ManualClock) -> None
 
 
 class SlowListener(CheckpointSaverListener):
+    """Waits in each save."""
+
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
@@ -130,57 +131,63 @@ class SlowListener(CheckpointSaverListener):
         await self.gate.pass_through()
 
 
-async def test_a_save_has_a_limit_of_its_own(clock: ManualClock, tmp_path: Path) -> None:
-    """A step that is held up by a save has the limit of a save; other hooks of that step keep theirs."""
+def saving(gate: Gate, folder: Path) -> ah.SessionRunHook:
+    return CheckpointSaverHook(folder, every=ah.Every(steps=1), listeners=[SlowListener(gate)], save_on_begin=False)
+
+
+def evaluating(gate: Gate, folder: Path) -> ah.SessionRunHook:
+    return EvaluatorHook(gate.pass_through, every=ah.Every(steps=1), at_end=False)
+
+
+def other(gate: Gate, folder: Path) -> ah.SessionRunHook:
+    return PhaseHook("after_run", gate.pass_through)
+
+
+@pytest.mark.parametrize(
+    ("make", "limits", "phase", "secs"),
+    [
+        (saving, {"save_secs": 60}, "save", 60),
+        (evaluating, {"evaluation_secs": 300}, "evaluation", 300),
+        (evaluating, {"evaluation_secs": math.inf}, None, 1000),
+        (other, {}, "first step", 10),
+        (other, {"hook_secs": 100}, "hook", 100),
+        (other, {"hook_secs": math.inf}, None, 1000),
+    ],
+)
+async def test_hooks_with_limits_of_their_own(
+    make: Any, limits: dict[str, float], phase: str | None, secs: float, clock: ManualClock, tmp_path: Path
+) -> None:
+    """A step that is held up by a save, an evaluation or a hook has that limit, and none if it is infinite."""
     gate = Gate()
-    watchdog = WatchdogHook(10, save_secs=60)
-    saver = CheckpointSaverHook(tmp_path, every=ah.Every(steps=1), listeners=[SlowListener(gate)], save_on_begin=False)
-    async with ah.AsyncMonitoredSession(double, [watchdog, saver]) as session:
+    watchdog = WatchdogHook(10, **limits)
+    async with ah.AsyncMonitoredSession(double, [watchdog, make(gate, tmp_path)]) as session:
         run = asyncio.create_task(session.run("loss"))
-        await until_true(lambda: session.status().doing[0].what.startswith("CheckpointSaverHook"))
-        clock.advance(59)
+        await until_true(lambda: any("after_run" in one.what for one in session.status().doing))
+        clock.advance(secs - 1)
         assert found(watchdog) == []
         clock.advance(1)
-        assert found(watchdog) == [("save", "CheckpointSaverHook.after_run at step 1", 60)]
+        assert [(stall.phase, stall.secs) for stall in watchdog.stalls] == ([] if phase is None else [(phase, secs)])
         gate.opened.set()
         await run
 
 
-async def test_an_evaluation_has_a_limit_of_its_own(clock: ManualClock) -> None:
-    """A step that is held up by an evaluation has the limit of an evaluation, and none if that is infinite."""
-    for secs, stalls in ((300.0, 1), (math.inf, 0)):
-        gate = Gate()
-        watchdog = WatchdogHook(10, evaluation_secs=secs)
-        evaluator = EvaluatorHook(gate.pass_through, every=ah.Every(steps=1), at_end=False)
-        async with ah.AsyncMonitoredSession(double, [watchdog, evaluator]) as session:
-            run = asyncio.create_task(session.run("loss"))
-            await ticks(20)
-            clock.advance(299)
-            assert found(watchdog) == []
-            clock.advance(1)
-            assert [stall.phase for stall in watchdog.stalls] == ["evaluation"] * stalls
-            gate.opened.set()
-            await run
-
-
-async def test_waits_are_not_limited_by_default(clock: ManualClock) -> None:
+@pytest.mark.parametrize("secs", [None, 500.0])
+async def test_waits_are_not_limited_by_default(secs: float | None, clock: ManualClock) -> None:
     """A wait for a step, and the block between runs, have no limit unless `wait_secs` is given."""
-    for secs in (None, 500.0):
-        watchdog = WatchdogHook(10, wait_secs=secs)
-        steps = ah.MemoryStepStore(run="digits")
-        async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
-            await ticks(20)
-            clock.advance(200)  # in the block
-            run = asyncio.create_task(session.run("loss"))
-            await ticks(20)
-            clock.advance(499)
-            assert found(watchdog) == []
-            clock.advance(1)
-            assert [(one.phase, one.secs) for one in watchdog.stalls] == ([] if secs is None else [("wait", 500)])
-            if secs is not None:
-                assert "waiting for step 7 of digits" in watchdog.stalls[0].report
-            await steps.raise_to(7)
-            await run
+    watchdog = WatchdogHook(10, wait_secs=secs)
+    steps = ah.MemoryStepStore(run="digits")
+    async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
+        await ticks(20)
+        clock.advance(200)  # in the block
+        run = asyncio.create_task(session.run("loss"))
+        await ticks(20)
+        clock.advance(499)
+        assert found(watchdog) == []
+        clock.advance(1)
+        assert [(one.phase, one.secs) for one in watchdog.stalls] == ([] if secs is None else [("wait", 500)])
+        assert secs is None or "waiting for step 7 of digits" in watchdog.stalls[0].report
+        await steps.raise_to(7)
+        await run
 
 
 async def test_the_block_between_runs(clock: ManualClock) -> None:
@@ -213,46 +220,37 @@ async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
         clock.advance(21)
         with pytest.raises(ah.StopRequestedError, match=r"wait: GlobalStepWaiterHook.before_run .* step 7 of digits"):
             await run
-    assert session.stop_reason is not None
-    assert session.stop_reason.startswith("the session stalls: wait: GlobalStepWaiterHook.before_run")
+    assert str(session.stop_reason).startswith("the session stalls: wait: GlobalStepWaiterHook.before_run")
 
 
-async def test_an_error_ends_the_run(clock: ManualClock) -> None:
-    """With "raise" the run that stalls is cancelled, and the block gets the error, which names the hook."""
-    gate = Gate()
+@pytest.mark.parametrize("recovers", [False, True])
+async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None:
+    """With "raise" the run that stalls is cancelled, and the block gets the error; or the policy, which repeats the run."""
+    gates = [Gate()]
     watchdog = WatchdogHook(10, on_stall="raise")
 
-    async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("after_run", gate.pass_through)]) as session:
+    async def hang_once(*_: object) -> None:
+        if gates:
+            await gates.pop().pass_through()
+
+    on = (ah.errors.SessionStalledError,) if recovers else ()
+    policy = ah.RecoveryPolicy(on, backoff=ah.Backoff(initial_secs=0, jitter=False))
+
+    async def main() -> int:
+        hooks = [watchdog, PhaseHook("after_run", hang_once)]
+        async with ah.AsyncMonitoredSession(double, hooks, recovery=policy) as session:
             await session.run("loss")
+            return session.status().recoveries
 
     task = asyncio.create_task(main())
     await ticks(20)
     clock.advance(10)
+    if recovers:
+        assert await task == 1
+        return
     with refused(ah.errors.SessionStalledError, "PhaseHook.after_run at step 1 for 10 s", "Gate.pass_through"):
         await task
     assert isinstance(task.exception(), TimeoutError)
-
-
-async def test_a_stall_may_be_recovered_from(clock: ManualClock) -> None:
-    """With a policy that recovers from stalls, the run is repeated in a new session."""
-    gate = Gate()
-    calls: list[int] = []
-
-    async def hang_once(*_: object) -> None:
-        calls.append(1)
-        if len(calls) == 1:
-            await gate.pass_through()
-
-    policy = ah.RecoveryPolicy((ah.errors.SessionStalledError,), backoff=ah.Backoff(initial_secs=0, jitter=False))
-    watchdog = WatchdogHook(10, on_stall="raise")
-    async with ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", hang_once)], recovery=policy) as session:
-        run = asyncio.create_task(session.run("loss"))
-        await ticks(20)
-        clock.advance(10)
-        await ticks(30)
-        assert await run is not None
-        assert session.status().recoveries == 1
 
 
 async def test_a_blocked_loop_is_reported_by_a_thread(start_watch: Callable[[], None]) -> None:
@@ -295,12 +293,9 @@ async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None
             pass
         await asyncio.Event().wait()
 
-    async def main() -> None:
+    with refused(ah.errors.SessionStalledError, "blocked loop", "PhaseHook.before_run"):
         async with ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", block)]) as session:
             await session.run("loss")
-
-    with refused(ah.errors.SessionStalledError, "blocked loop", "PhaseHook.before_run"):
-        await main()
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
