@@ -95,7 +95,7 @@ async def test_by_time(tmp_path: Path, every_secs: float, run_secs: float, steps
 
 @pytest.mark.parametrize(("fetch", "every", "steps"), [("look", 2, [0]), ("leap", 10, [5, 10, 20, 30, 40])])
 async def test_steps_that_leap(tmp_path: Path, fetch: str, every: int, steps: list[int]) -> None:
-    """What crosses a boundary is written, not the next run; one that does not advance is no step; the original writes it again."""
+    """What crosses a boundary is written, not the next run; one that does not advance is no step, unlike the original."""
     await run(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=every)), fetch, 8)
     assert [step for step, _ in scalars(tmp_path, "loss")] == steps
 

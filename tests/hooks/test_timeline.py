@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from aiohooks.testing import ManualClock
 from tests.support.hooks import Stubborn
 from tests.support.saving_sessions import HeldSaver, array_graph
 from tests.support.sessions import NO_BACKOFF, double
-from tests.support.traces import Slow, checked_events, played, trace_lanes
+from tests.support.traces import Slow, Times, checked_events, played, trace_lanes
 from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -64,21 +64,8 @@ async def run(source: Any, hooks: list[Any], runs: int = 1, fetch: str = "loss",
 # -- lanes
 
 
-async def test_hooks_that_overlap(clock: ManualClock, tmp_path: Path) -> None:
-    """Step, operation and hooks have lanes of their own, with the times of each method; what overlaps does so in the trace."""
-    path = tmp_path / "trace.json"
-    hooks = [ah.TimelineHook(path), Upload(before=4, after=6, end=3), Audit(before=8)]
-    await played(clock, run(train_step, hooks, runs=2))
-    assert trace_lanes(path) == {
-        "steps": [("step 1", 0, 24), ("step 2", 24, 24)],
-        "train_step": [("train_step", 8, 10), ("train_step", 32, 10)],
-        "Upload": [("before_run", 0, 4), ("after_run", 18, 6), ("before_run", 24, 4), ("after_run", 42, 6), ("end", 48, 3)],
-        "Audit": [("before_run", 0, 8), ("before_run", 24, 8)],
-    }
-
-
-async def test_operations_of_a_graph(clock: ManualClock, tmp_path: Path) -> None:
-    """Operations that overlap have lanes of their own, plain functions too; taking a value out of a result has none."""
+async def operations(hooks: list[Any], clock: ManualClock) -> None:
+    """Run a graph with two operations that overlap and a plain one."""
     graph = ah.Graph()
 
     @graph.operation
@@ -96,16 +83,121 @@ async def test_operations_of_a_graph(clock: ManualClock, tmp_path: Path) -> None
         clock.advance(0.002)
         return left + right
 
+    await run(graph, hooks, fetch="both")
+
+
+async def steps_of(hooks: list[Any], feeds: Any, prefetch: int = 0) -> None:
+    """Run a step for each of the feeds."""
+    async with opened(train_step, hooks) as session:
+        async for _ in session.steps("loss", feeds=feeds, prefetch=prefetch):
+            pass
+
+
+def blocking(clock: ManualClock) -> Iterator[int]:
+    """Block for each of two feeds."""
+    for batch in range(2):
+        clock.advance(0.005)
+        yield batch
+
+
+async def recovering(hooks: list[Any], clock: ManualClock) -> None:
+    """Fail in the first attempt, and take some time to recover."""
+    failures: list[Exception] = [AbortedError("lost")]
+
+    async def step() -> dict[str, int]:
+        await sleep(0.005)
+        if failures:
+            raise failures.pop()
+        return {"loss": 1}
+
+    class Restores(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            await sleep(0.003)
+
+    await run(step, [*hooks, Restores()], recovery=NO_BACKOFF)
+
+
+def train_steps(*times: int, secs: int = 10) -> Times:
+    """Return the bars of the operation at these times."""
+    return [("train_step", began, secs) for began in times]
+
+
+LANES: dict[str, tuple[Callable[[list[Any], ManualClock], Any], dict[str, Times]]] = {
+    "hooks that overlap": (
+        lambda hooks, clock: run(train_step, [*hooks, Upload(before=4, after=6, end=3), Audit(before=8)], runs=2),
+        {
+            "steps": [("step 1", 0, 24), ("step 2", 24, 24)],
+            "train_step": train_steps(8, 32),
+            "Upload": [("before_run", 0, 4), ("after_run", 18, 6), ("before_run", 24, 4), ("after_run", 42, 6), ("end", 48, 3)],
+            "Audit": [("before_run", 0, 8), ("before_run", 24, 8)],
+        },
+    ),
+    "operations that overlap, and a plain one": (
+        operations,
+        {"steps": [("step 1", 0, 7)], "left": [("left", 0, 5)], "right": [("right", 0, 3)], "both": [("both", 5, 2)]},
+    ),
+    "taking a value out of a result has none": (
+        lambda hooks, clock: run(train_step, hooks),
+        {"steps": [("step 1", 0, 10)], "train_step": train_steps(0)},
+    ),
+    "feeds that are waited for in turn": (
+        lambda hooks, clock: steps_of(hooks, batches(3, 0.007)),
+        {
+            "steps": [("step 1", 7, 10), ("step 2", 24, 10), ("step 3", 41, 10)],
+            "feeds": [("next feed", 0, 7), ("next feed", 17, 7), ("next feed", 34, 7)],
+            "train_step": train_steps(7, 24, 41),
+        },
+    ),
+    "feeds that are taken ahead": (
+        lambda hooks, clock: steps_of(hooks, batches(3, 0.007), prefetch=1),
+        {
+            "steps": [("step 1", 7, 10), ("step 2", 17, 10), ("step 3", 27, 10)],
+            "feeds": [("next feed", 0, 7)],
+            "feeds taken ahead": [("take a feed", 0, 7), ("take a feed", 7, 7), ("take a feed", 17, 7)],
+            "train_step": train_steps(7, 17, 27),
+        },
+    ),
+    "plain feeds that block": (
+        lambda hooks, clock: steps_of(hooks, blocking(clock)),
+        {
+            "steps": [("step 1", 5, 10), ("step 2", 20, 10)],
+            "feeds": [("next feed", 0, 5), ("next feed", 15, 5)],
+            "train_step": train_steps(5, 20),
+        },
+    ),
+    "background calls": (
+        lambda hooks, clock: run(train_step, [*hooks, ah.configure(Upload(after=7), background=True)], runs=2),
+        {
+            "steps": [("step 1", 0, 10), ("step 2", 10, 10)],
+            "train_step": train_steps(0, 10),
+            "Upload in the background": [("after_run", 10, 7), ("after_run", 20, 7)],
+        },
+    ),
+    "a recovery": (
+        recovering,
+        {
+            "steps": [("step 1", 3, 5), ("step 1, attempt 2", 11, 5)],
+            "step": [("step", 3, 5), ("step", 11, 5)],
+            "Restores": [("after_create_session", 0, 3), ("after_create_session", 8, 3)],
+            "recoveries": [("recovery from AbortedError", 8, 3)],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LANES)
+async def test_lanes(name: str, clock: ManualClock, tmp_path: Path) -> None:
+    """Each part has a lane of its own, with the times of its calls; what overlaps does so in the trace; failures have errors."""
     path = tmp_path / "trace.json"
-    await played(clock, run(graph, [ah.TimelineHook(path)], fetch="both"))
-    assert trace_lanes(path) == {
-        "steps": [("step 1", 0, 7)],
-        "left": [("left", 0, 5)],
-        "right": [("right", 0, 3)],
-        "both": [("both", 5, 2)],
-    }
-    await played(clock, run(train_step, [ah.TimelineHook(path)], fetch="loss"))
-    assert list(trace_lanes(path)) == ["steps", "train_step"]
+    play, lanes = LANES[name]
+    await played(clock, play([ah.TimelineHook(path)], clock))
+    assert trace_lanes(path) == lanes
+    events = checked_events(path)
+    marks = [(event["name"], event["ts"]) for event in events if event["ph"] == "i"]
+    recovers = name == "a recovery"
+    assert marks == ([("recovery from AbortedError", pytest.approx(8000))] if recovers else [])
+    errors = {event["args"]["error"] for event in events if "error" in event.get("args", {})}
+    assert errors == ({"AbortedError('lost')"} if recovers else set())
 
 
 async def test_how_long_the_loop_is_held(clock: ManualClock, tmp_path: Path) -> None:
@@ -125,56 +217,6 @@ async def test_how_long_the_loop_is_held(clock: ManualClock, tmp_path: Path) -> 
             and "held_us" in event["args"]}  # fmt: skip
     assert held["before_run"] == (pytest.approx(3000), pytest.approx(3000))
     assert held["after_run"] == (pytest.approx(5000), pytest.approx(1000))
-
-
-async def test_feeds(clock: ManualClock, tmp_path: Path) -> None:
-    """Feeds that are waited for in turn come before each step; taken ahead, they overlap with it, and the wait is short."""
-
-    async def loop(prefetch: int) -> None:
-        async with opened(train_step, [ah.TimelineHook(tmp_path / f"{prefetch}.json")]) as session:
-            async for _ in session.steps("loss", feeds=batches(3, 0.007), prefetch=prefetch):
-                pass
-
-    await played(clock, loop(0))
-    assert trace_lanes(tmp_path / "0.json") == {
-        "steps": [("step 1", 7, 10), ("step 2", 24, 10), ("step 3", 41, 10)],
-        "feeds": [("next feed", 0, 7), ("next feed", 17, 7), ("next feed", 34, 7)],
-        "train_step": [("train_step", 7, 10), ("train_step", 24, 10), ("train_step", 41, 10)],
-    }
-    await played(clock, loop(1))
-    found = trace_lanes(tmp_path / "1.json")
-    assert found["steps"] == [("step 1", 7, 10), ("step 2", 17, 10), ("step 3", 27, 10)]
-    assert found["feeds"] == [("next feed", 0, 7)]
-    assert found["feeds taken ahead"] == [("take a feed", 0, 7), ("take a feed", 7, 7), ("take a feed", 17, 7)]
-
-
-async def test_plain_feeds_that_block(clock: ManualClock, tmp_path: Path) -> None:
-    """The time of a plain iterator is that of the feeds; its end is no failure."""
-
-    def blocking() -> Any:
-        for batch in range(2):
-            clock.advance(0.005)
-            yield batch
-
-    async def loop() -> None:
-        async with opened(train_step, [ah.TimelineHook(tmp_path / "trace.json")]) as session:
-            async for _ in session.steps("loss", feeds=blocking()):
-                pass
-
-    await played(clock, loop())
-    assert trace_lanes(tmp_path / "trace.json")["feeds"] == [("next feed", 0, 5), ("next feed", 15, 5)]
-    assert not [event for event in checked_events(tmp_path / "trace.json") if "error" in event.get("args", {})]
-
-
-async def test_background_calls(clock: ManualClock, tmp_path: Path) -> None:
-    """A background hook's calls have a lane of their own, beside the steps that follow."""
-    path = tmp_path / "trace.json"
-    await played(clock, run(train_step, [ah.TimelineHook(path), ah.configure(Upload(after=7), background=True)], runs=2))
-    assert trace_lanes(path) == {
-        "steps": [("step 1", 0, 10), ("step 2", 10, 10)],
-        "train_step": [("train_step", 0, 10), ("train_step", 10, 10)],
-        "Upload in the background": [("after_run", 10, 7), ("after_run", 20, 7)],
-    }
 
 
 async def test_checkpoint_writes(clock: ManualClock, tmp_path: Path) -> None:
@@ -208,9 +250,15 @@ async def test_checkpoint_writes(clock: ManualClock, tmp_path: Path) -> None:
 
 
 async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
-    """Waits that a stop ends have a lane, with what they wait for; so has a task that waits for its turn to run."""
+    """Waits that a stop ends have a lane, with what they wait for: a step, a turn to run, room in a version gate."""
     path = tmp_path / "trace.json"
-    store = ah.MemoryStepStore(run="shared")
+    store, versions = ah.MemoryStepStore(run="shared"), ah.MemoryStepStore(1)
+    gate = ah.VersionGate(versions, max_lag=0)
+
+    async def admitted(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(2):
+            async with gate.admit(until=session.until) as ticket:
+                ticket.use()
 
     async def session_of_two() -> None:
         hooks = [ah.TimelineHook(path), ah.GlobalStepWaiterHook(5)]
@@ -221,69 +269,18 @@ async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
             with store.publisher("other"):
                 await store.advance(5)
                 await asyncio.gather(first, second)
+            task = session.start_soon(admitted, session)
             await session.until(sleep(0.002))
+            await versions.advance()
+            await task
 
     await played(clock, session_of_two())
     found = trace_lanes(path)
-    waits = {(name, *times) for lane, bars in found.items() if lane.startswith("waits") for name, *times in bars}
-    (waited,) = found["GlobalStepWaiterHook"]
-    assert waited == ("before_run", 0, 6)
-    assert len(waits) == 3
-    assert {("turn to run", 0, 16), ("sleep", 26, 2)} < waits
-    (step,) = [wait for wait in waits if "step 5" in str(wait[0])]
-    assert step[1:] == (0, 6)
-
-
-async def test_a_version_gate(clock: ManualClock, tmp_path: Path) -> None:
-    """A task of the session that waits for room in a version gate has a bar in the lane of the waits."""
-    path = tmp_path / "trace.json"
-    versions = ah.MemoryStepStore()
-    gate = ah.VersionGate(versions, max_lag=0)
-
-    async def rollout(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(2):
-            async with gate.admit(until=session.until) as ticket:
-                ticket.use()
-
-    async def loop() -> None:
-        async with opened(train_step, [ah.TimelineHook(path)], global_step=versions) as session:
-            task = session.start_soon(rollout, session)
-            await session.run("loss")
-            await task
-
-    await played(clock, loop())
-    ((name, *times),) = trace_lanes(path)["waits"]
-    assert "admitted" in name
-    assert times == [0, 10]
-
-
-async def test_a_recovery(clock: ManualClock, tmp_path: Path) -> None:
-    """A failed attempt has its error, the recovery a lane and an instant, and the next attempt says which one it is."""
-    path = tmp_path / "trace.json"
-    failures: list[Exception] = [AbortedError("lost")]
-
-    async def step() -> dict[str, int]:
-        await sleep(0.005)
-        if failures:
-            raise failures.pop()
-        return {"loss": 1}
-
-    class Restores(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            await sleep(0.003)
-
-    await played(clock, run(step, [ah.TimelineHook(path), Restores()], recovery=NO_BACKOFF))
-    assert trace_lanes(path) == {
-        "steps": [("step 1", 3, 5), ("step 1, attempt 2", 11, 5)],
-        "step": [("step", 3, 5), ("step", 11, 5)],
-        "Restores": [("after_create_session", 0, 3), ("after_create_session", 8, 3)],
-        "recoveries": [("recovery from AbortedError", 8, 3)],
-    }
-    events = checked_events(path)
-    assert [(event["name"], event["ts"]) for event in events if event["ph"] == "i"] == [
-        ("recovery from AbortedError", pytest.approx(8000))
-    ]
-    assert {event["args"]["error"] for event in events if "error" in event.get("args", {})} == {"AbortedError('lost')"}
+    waits = sorted((*times, name) for lane, bars in found.items() if lane.startswith("waits") for name, *times in bars)
+    assert found["GlobalStepWaiterHook"] == [("before_run", 0, 6)]
+    assert [wait[:2] for wait in waits] == [(0, 6), (0, 16), (26, 2), (26, 2)]
+    for text in ("step 5", "turn to run", "admitted", "sleep"):
+        assert any(text in str(wait[2]) for wait in waits), text
 
 
 async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
@@ -432,25 +429,16 @@ async def test_memory_is_bounded(clock: ManualClock, tmp_path: Path) -> None:
 
 async def test_dropped_activities_leave_the_window_too(clock: ManualClock, tmp_path: Path) -> None:
     """What was dropped before the first step of the window is not counted."""
-
-    async def step(batch: int) -> dict[str, int]:
-        return {"loss": batch}
+    path = tmp_path / "trace.json"
 
     class Busy(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            clock.advance(0.001)
             for _ in range(10 if run_context.global_step == 1 else 0):
-                await run_context.session.run("step", {"batch": 1})
+                await run_context.session.run("double", {"batch": 1})
 
-    hook = ah.TimelineHook(tmp_path / "trace.json", window_steps=2, max_events=6)
-
-    async def loop() -> None:
-        async with opened(step, [hook, Busy()]) as session:
-            for _ in range(6):
-                clock.advance(0.001)
-                await session.run("loss", {"batch": 1})
-
-    await played(clock, loop())
-    assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["dropped"] == 0
+    await run(double, [ah.TimelineHook(path, window_steps=2, max_events=9), Busy()], runs=6)
+    assert json.loads(path.read_text())["otherData"]["dropped"] == 0
 
 
 # -- the disk
