@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_callable, check_choice, check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError
+from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, Values, checked_values
 from aiohooks.hooks._record_files import Record
 from aiohooks.hooks.every import Every, ScheduledHook
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 Convert = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -34,10 +32,6 @@ class FetchingHook(ScheduledHook):
 
     def _reset(self) -> None:
         self._timer = None if self._every is None else Sampling(self._every, first=self._first)
-
-    async def begin(self) -> None:
-        """Reset the state of an earlier session."""
-        self._reset()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step at which the session starts, or to which a recovery moved it back."""

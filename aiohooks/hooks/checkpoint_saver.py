@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from aiohooks._aio.cancel import new_task
 from aiohooks._aio.clock import quick_now
@@ -19,15 +19,13 @@ from aiohooks.checkpoint.checkpoint import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
+from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import checked_numbers, scalar
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 

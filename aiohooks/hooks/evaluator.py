@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
@@ -38,13 +38,11 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.fetches import Leaves, canonical_feeds
 from aiohooks.graph.plan import Plan
+from aiohooks.graph.session import Session
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.hooks.stopping import EarlyStoppingHook
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 

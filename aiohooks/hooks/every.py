@@ -130,6 +130,13 @@ class ScheduledHook(SessionRunHook):
     _numbered_state: ClassVar[bool] = True
     _timer: Any
 
+    def _reset(self) -> None:
+        """Set the attributes of a new session."""
+
+    async def begin(self) -> None:
+        """Reset the state of an earlier session."""
+        self._reset()
+
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due."""
         state: dict[str, Any] = {} if self._timer is None else self._timer.state_dict()

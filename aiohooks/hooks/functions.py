@@ -6,18 +6,16 @@ import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Never
+from typing import Any, ClassVar, Never
 
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_instance, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, next_feed, safe_repr
+from aiohooks.graph.session import Session
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 Feeds = Mapping[Any, Any] | None

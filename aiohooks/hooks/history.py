@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
 from aiohooks.hooks._observing import Sampling, Values, checked_number, checked_path, checked_values
 from aiohooks.hooks.every import Every
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import Coordinator
 
 
 class HistoryHook(FetchingHook):

@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
+from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
 from aiohooks.hooks._observing import Values, checked_values, scalar
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 _MAX_WARNINGS = 5
@@ -61,10 +59,6 @@ class StepCounterHook(ScheduledHook):
         self._warnings = 0
         self.steps_per_sec: float | None = None
         """The latest rate; None before the first, and if no time passed."""
-
-    async def begin(self) -> None:
-        """Reset the measurements of an earlier session."""
-        self._reset()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Count from the step and time at which the session starts; a recovery does not restart it."""

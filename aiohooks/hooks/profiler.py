@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import Sampling, checked_path, write_whole
 from aiohooks.hooks.every import Every, ScheduledHook
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
     from aiohooks.hooks._pyinstrument import SampledProfile
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 _active: list[ProfilerHook] = []

@@ -15,14 +15,14 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
+from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal
 from aiohooks.hooks.every import Every
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
     from aiohooks.hooks._rich import ProgressRenderer
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 _GRACE_SECS = 10.0

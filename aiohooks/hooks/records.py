@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks.errors import InvalidArgumentError
+from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import Convert, WritingHook
 from aiohooks.hooks._observing import OnWriteError, Values, checked_path
 from aiohooks.hooks._record_files import FIRST_COLUMNS, CSVFormat, JSONLinesFormat, Record, RecordFile, check_tags, plain_value
 from aiohooks.hooks.every import Every
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import Coordinator
 
 
 class _RecordsHook(WritingHook):

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Never
+from typing import Any, ClassVar, Literal, Never
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite
@@ -15,14 +15,12 @@ from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
 from aiohooks.graph.graph import Node
+from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
 from aiohooks.hooks._observing import scalar
 from aiohooks.hooks.every import Every
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_choice, checked_int
 from aiohooks.errors import InvalidArgumentError
+from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import Convert, WritingHook
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Values, checked_numbers, checked_path
 from aiohooks.hooks.every import Every
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
+from aiohooks.session.coordinator import Coordinator
 
 
 class SummaryWriter:

@@ -7,21 +7,19 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from aiohooks._aio.clock import current_clock, monotonic_now
 from aiohooks._aio.observers import Kind, Observer
 from aiohooks._aio.run_scope import current_run
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import InvalidArgumentError, is_clean_end, safe_repr
+from aiohooks.graph.session import Session
 from aiohooks.hooks._lanes import Bar, Lane, Lanes, write_trace
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, checked_path
 from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _LANES: dict[str, str] = {
     "step": "steps",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from typing import TYPE_CHECKING
 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import Clock, current_clock
@@ -14,16 +13,14 @@ from aiohooks._aio.overlap import Wait
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end
+from aiohooks.graph.session import Session
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import checked_step
 from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import current_publisher, publisher_summary, shortened
 from aiohooks.version_gate.gate import NotNeeded
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 

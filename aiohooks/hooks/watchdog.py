@@ -9,21 +9,19 @@ import math
 import traceback
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, task_wait, user_location
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError
+from aiohooks.graph.session import Session
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.status import Activity, SessionStatus
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 _MAX_STALLS = 100
