@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from tests.support.saving_sessions import Listener, array_graph, on_disk, saving, train, values_at
+from tests.support.saving_sessions import Listener, array_graph, on_disk, saving, train, values_at, writes_done
 from tests.support.sessions import NO_BACKOFF
 from tests.tensorflow.blocks import run_block
 
@@ -71,36 +71,34 @@ async def test_a_stop_request_at_the_last_save_is_honoured(tmp_path: Path) -> No
 async def test_a_stop_request_survives_a_failing_listener(tmp_path: Path) -> None:
     """If the next listener fails with a recoverable error, the request of the first one is kept."""
     listeners = [Listener({1: "enough"}), Listener(fails={1: ah.AbortedError("lost")})]
-    hook = saving(tmp_path, listeners=listeners, background=False)
-    async with ah.AsyncMonitoredSession(array_graph(), [hook], recovery=NO_BACKOFF) as session:
-        await session.run("train")
+    session = await train(array_graph(), [saving(tmp_path, listeners=listeners, background=False)], recovery=NO_BACKOFF)
     assert session.stop_reason == "enough"
 
 
-async def test_before_save_fails_the_step(tmp_path: Path) -> None:
-    """The run raises its error, as that of any hook; the step is not saved."""
+class Failing(ah.CheckpointSaverListener):
+    """Fails before the save of step 2."""
 
-    class Failing(ah.CheckpointSaverListener):
-        async def before_save(self, session: ah.Session, global_step: int) -> None:
-            if global_step == 2:
-                raise ValueError("not now")
-
-    with pytest.raises(ValueError, match="not now"):
-        await train(array_graph(), [saving(tmp_path, listeners=[Failing()])], 5)
-    assert await on_disk(tmp_path) == [0, 1]
+    async def before_save(self, session: ah.Session, global_step: int) -> None:
+        if global_step == 2:
+            raise ValueError("not now")
 
 
-async def test_after_save_fails_the_next_step(tmp_path: Path) -> None:
-    """The next run raises its error, whatever `on_save_error`; the checkpoint remains."""
-    listener = Listener(fails={1: ValueError("not well")})
+@pytest.mark.parametrize(
+    ("listener", "says", "steps"),
+    [(Failing(), "not now", [0, 1]), (Listener(fails={2: ValueError("not well")}), "not well", [0, 1, 2])],
+)
+async def test_an_error_of_a_listener_is_raised(
+    tmp_path: Path, listener: ah.CheckpointSaverListener, says: str, steps: list[int]
+) -> None:
+    """Before a save in that run, which is not saved; after one in the next at the latest, whatever `on_save_error`."""
     hook = saving(tmp_path, listeners=[listener], on_save_error="log")
     session = ah.AsyncMonitoredSession(array_graph(), [hook])
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
-        await session.run("train")
-        await listener.wait_saved(1)
-        await session.run("train")
+        for _ in range(3):
+            await session.run("train")
+            await writes_done()
 
-    with pytest.raises(ValueError, match="not well"):
+    with pytest.raises(ValueError, match=says):
         await run_block(session, body)
-    assert (await on_disk(tmp_path), hook.failed) == ([0, 1], 0)
+    assert (await on_disk(tmp_path), session.global_step.latest.step, hook.failed) == (steps, 2, 0)

@@ -11,6 +11,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.checkpoint import KeepBest, KeepNewest
+from tests.support.saving_sessions import on_disk, state_at
 
 pytestmark = pytest.mark.every_python
 
@@ -102,9 +103,7 @@ async def test_a_state_that_not_all_hooks_have_seen_is_said(tmp_path: Path, capl
     with pytest.raises(ValueError, match="mine"):
         await train(tmp_path, hooks, 5)
     assert "step 3 is saved, and after_run of this step has not ended for all hooks" in caplog.text
-    restored = await ah.Saver(tmp_path, read_only=True).restore()
-    assert restored is not None
-    assert restored.checkpoint.step == 3
+    assert (await on_disk(tmp_path))[-1] == 3
 
 
 async def test_hooks_that_keep_time_are_numbered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,7 +111,5 @@ async def test_hooks_that_keep_time_are_numbered(tmp_path: Path, caplog: pytest.
     for count in (2, 3):
         logs = [ah.LoggingHook(["loss"], every=ah.Every(secs=60)) for _ in range(count)]
         await train(tmp_path, [*logs, ah.CheckpointSaverHook()], 2 * count)
-    restored = await ah.Saver(tmp_path, read_only=True).restore()
-    assert restored is not None
-    assert restored.state["hooks"].keys() == {"LoggingHook", "LoggingHook#2", "LoggingHook#3", "CheckpointSaverHook"}
+    assert (await state_at(tmp_path))["hooks"].keys() == {"LoggingHook", "LoggingHook#2", "LoggingHook#3", "CheckpointSaverHook"}
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING]

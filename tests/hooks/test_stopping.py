@@ -19,6 +19,7 @@ from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import ticks
 
 NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
+EAST = datetime.timezone(datetime.timedelta(hours=5))
 
 
 class BusyClock(ManualClock):
@@ -28,15 +29,17 @@ class BusyClock(ManualClock):
         return super().call_later(secs + 1e9, callback)
 
 
-async def seconds_run(hook: StopAtTimeHook, clock: ManualClock, most: int = 100) -> int:
-    """Return how many runs of one second each are made until the stop."""
+async def seconds_run(
+    hook: StopAtTimeHook, clock: ManualClock, *others: ah.SessionRunHook, most: int = 100
+) -> tuple[int, str | None]:
+    """Return how many runs of one second each are made until the stop, and its reason."""
     runs = 0
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others]) as session:
         while not session.should_stop() and runs < most:
             await session.run("train")
             runs += 1
             clock.advance(1)
-    return runs
+    return runs, session.stop_reason
 
 
 @pytest.mark.parametrize(
@@ -58,29 +61,26 @@ async def test_the_reason_of_a_stop_at_a_step(start: int, by: int, reason: str) 
         assert session.stop_reason == reason
 
 
-@pytest.mark.parametrize(("margin", "runs"), [(0.0, 10), (3.0, 7), (2.5, 8), (99.0, 0)])
-async def test_stop_after_seconds(margin: float, runs: int) -> None:
-    """Runs begin until the time is up; the margin is subtracted from it."""
+@pytest.mark.parametrize(
+    ("options", "runs", "reason"),
+    [
+        ({"secs": 10}, 10, "the time is up: 10 s"),
+        ({"secs": 10, "margin_secs": 2.5}, 8, "the time is up: 10 s, less a margin of 2.5 s"),
+        ({"secs": 10, "margin_secs": 99.0}, 0, "the time is up: 10 s, less a margin of 99 s"),
+        ({"deadline": NOON, "margin_secs": 2}, 8, "the deadline is reached: 2030-01-01 12:00:00+00:00, less a margin of 2 s"),
+        ({"deadline": NOON.timestamp()}, 10, "the deadline is reached: 2030-01-01 12:00:00+00:00"),
+        ({"deadline": NOON.astimezone(EAST)}, 10, "the deadline is reached: 2030-01-01 12:00:00+00:00"),
+        ({"deadline": NOON.timestamp() - 11}, 0, "the deadline is reached: 2030-01-01 11:59:49+00:00"),
+    ],
+)
+async def test_when_and_why_the_time_is_up(options: dict[str, Any], runs: int, reason: str) -> None:
+    """Runs begin until the time is up, less a margin: after seconds of the clock, or at a point in time in any time zone."""
     with ManualClock(now=500.0) as clock:
-        assert await seconds_run(StopAtTimeHook(secs=10, margin_secs=margin), clock) == runs
-
-
-@pytest.mark.parametrize("deadline", [NOON, NOON.timestamp(), NOON.astimezone(datetime.timezone(datetime.timedelta(hours=5)))])
-async def test_stop_at_a_deadline(deadline: Any) -> None:
-    """A deadline is a point in time in any time zone; the clock counts the remaining seconds."""
-    with ManualClock() as clock:
-        hook = StopAtTimeHook(deadline=deadline, margin_secs=2, wall_time=lambda: NOON.timestamp() - 10)
-        assert await seconds_run(hook, clock) == 8
-
-
-async def test_a_past_deadline_allows_no_run() -> None:
-    """With a deadline in the past nothing is run, and the reason names it."""
-    with ManualClock():
-        hook = StopAtTimeHook(deadline=NOON, wall_time=lambda: NOON.timestamp() + 1)
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-            assert session.should_stop()
-        assert session.stop_reason == "the deadline is reached: 2030-01-01 12:00:00+00:00"
-        assert session.global_step.latest.step == 0
+        hook = StopAtTimeHook(**options, wall_time=lambda: NOON.timestamp() - 10)
+        assert hook.elapsed_secs == hook.remaining_secs == 0.0
+        for _ in range(2):  # the same object has its whole time again in the next session
+            assert await seconds_run(hook, clock) == (runs, reason)
+        assert clock.pending == 0
 
 
 async def test_the_active_run_finishes() -> None:
@@ -176,27 +176,10 @@ async def test_a_recovery_does_not_restart_the_time() -> None:
 async def test_keep_elapsed(keep: bool, runs: int) -> None:
     """With `keep_elapsed` the time limits all parts of the run together, otherwise each part."""
     with ManualClock() as clock:
-        first = StopAtTimeHook(secs=10, keep_elapsed=keep)
-        assert await seconds_run(first, clock, most=6) == 6
-        state = first.state_dict()
-        assert state == {"elapsed_secs": 6.0}
-        hook = StopAtTimeHook(secs=10, keep_elapsed=keep)
-        count = 0
-        async with ah.AsyncMonitoredSession(counting_graph(), [hook, RestoringHook(hook, state)]) as session:
-            while not session.should_stop():
-                await session.run("train")
-                count += 1
-                clock.advance(1)
-        assert count == runs
-
-
-async def test_one_hook_in_two_sessions() -> None:
-    """Counting belongs to the session: the same object has its whole time again in the next one."""
-    with ManualClock() as clock:
-        hook = StopAtTimeHook(secs=3)
-        assert hook.elapsed_secs == hook.remaining_secs == 0.0
-        assert [await seconds_run(hook, clock), await seconds_run(hook, clock)] == [3, 3]
-        assert clock.pending == 0
+        first, hook = (StopAtTimeHook(secs=10, keep_elapsed=keep) for _ in range(2))
+        assert (await seconds_run(first, clock, most=6))[0] == 6
+        assert (state := first.state_dict()) == {"elapsed_secs": 6.0}
+        assert (await seconds_run(hook, clock, RestoringHook(hook, state)))[0] == runs
 
 
 def test_an_invalid_state_is_refused() -> None:
@@ -205,9 +188,6 @@ def test_an_invalid_state_is_refused() -> None:
         StopAtTimeHook(secs=1).load_state_dict({})
 
 
-def test_repr_and_reason() -> None:
-    """The repr has the time; the reason of a deadline beyond the range of datetime is readable too."""
-    assert repr(StopAtTimeHook(secs=5)) == "StopAtTimeHook(secs=5, margin_secs=0.0)"
-    far = StopAtTimeHook(deadline=1e15)
-    assert repr(far) == "StopAtTimeHook(deadline=1000000000000000.0, margin_secs=0.0)"
-    assert far._reason() == "the deadline is reached: 1e+15 s since 1970"
+def test_a_deadline_beyond_the_range_of_datetime() -> None:
+    """Its reason is readable too."""
+    assert StopAtTimeHook(deadline=1e15)._reason() == "the deadline is reached: 1e+15 s since 1970"
