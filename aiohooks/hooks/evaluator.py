@@ -229,16 +229,14 @@ class EvaluatorHook(SessionRunHook):
     @only_if("_schedule_if_due")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Evaluate if it is due, or start it in the background; raise its error, or `HookTimeoutError`."""
-        if self._scheduled != run_context.global_step and not self._schedule_if_due(run_context, run_values):
-            return
-        self._scheduled = None
-        if not self._background:
-            await self._drain()
-            return
-        while len(self._pending) > self._max_pending:
-            await self._wait_for_worker()
-            self._raise_error()
-        self._ensure_worker()
+        if self._scheduled == run_context.global_step or self._schedule_if_due(run_context, run_values):
+            self._scheduled = None
+            if not self._background:
+                await self._drain()
+            while len(self._pending) > self._max_pending:
+                await self._wait_for_worker()
+                self._raise_error()
+            self._ensure_worker()
 
     def _schedule_if_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Take the values of this step, which other sessions may change while the task of `after_run` starts."""

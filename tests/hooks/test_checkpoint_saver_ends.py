@@ -85,7 +85,7 @@ FULL = [True, True, False, True, True, True]
 async def test_so_many_failures_in_a_row_are_too_many(
     tmp_path: Path, tolerated: Any, runs: int, full: list[bool], outcome: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a number n, the n-th in a row ends the session; others are logged, and a success resets the count; "log" is no limit."""
+    """With a number n, the n-th in a row ends the session; others are logged, and a success resets the count; "log" has none."""
     saver = HeldSaver(tmp_path, *(disk_full_error() if one else None for one in full), held=False)
     hook = saving(saver, background=False, on_save_error=tolerated)
     ends = tolerated not in ("log", 4)

@@ -94,6 +94,7 @@ async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
             async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
                 while not session.should_stop():
                     await session.run("train")
+                    assert hooks[1].pending == ()
         saver, evaluator, _, _, waiter, gate, *_ = hooks
         rows = [line.split(",")[::2] for line in (folder / "counts.csv").read_text().splitlines()]
         attributes = saver.saved, evaluator.results, waiter.started_at, gate.ahead, gate.waits

@@ -344,6 +344,8 @@ async def test_states_of_an_evaluation_elsewhere() -> None:
             stopping.report(2, 0.75, {"model": {"weights": np.array([2.0, 2.0])}})
         with refused(ah.errors.InvalidArgumentError, "states has 'weights'", "'model'"):
             stopping.report(1, 0.5, {"weights": {}})
+        with refused(ah.errors.InvalidArgumentError, "states is 5"):
+            stopping.report(1, 0.5, 5)  # type: ignore[arg-type]
     assert model.weights.tolist() == [1, 1]
 
 

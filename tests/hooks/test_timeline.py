@@ -334,6 +334,7 @@ async def test_a_hook_that_is_left_running(clock: ManualClock) -> None:
 async def test_nothing_is_observed_after_the_session(clock: ManualClock) -> None:
     """The hook takes itself out of the session's observers at its end, and can be used again."""
     timeline = ah.TimelineHook()
+    assert (timeline.captures, timeline.lanes().lanes) == ([], ())
     for runs in (2, 3):
         session = opened(train_step, [timeline])
 

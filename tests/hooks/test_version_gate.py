@@ -70,60 +70,36 @@ async def test_the_bound(max_lag: int) -> None:
     await shipping.cancelled()
 
 
-async def test_both_clocks_are_trusted_at_the_start() -> None:
-    """A session that is resumed ahead of the versions waits until they come within the bound."""
-    versions = ah.MemoryStepStore(8)
-    shipping = Shipping(versions, steps=ah.MemoryStepStore(10), max_lag=1)
-    assert await shipping.idle_step() == 10
-    await versions.advance()
-    assert await shipping.idle_step() == 11
-    await shipping.cancelled()
+# (versions, steps, what happens in turn: to the versions or the step, and the step at which the session waits then)
+CLOCKS: dict[str, tuple[int, int, list[tuple[str, int, int]]]] = {
+    "a resumed session is ahead of the versions": (8, 10, [("", 0, 10), ("advance", 1, 11)]),
+    "a session begins beside a trainer at work: it may ship as much as any other": (500, 0, [("", 0, 2), ("advance", 1, 3)]),
+    "after a reset of the versions earlier runs count no more": (
+        *(0, 0),
+        [("", 0, 2), ("advance", 100, 4), ("reset", 40, 6), ("advance", 1, 7)],
+    ),
+    "a step that goes back does not open the gate": (20, 20, [("", 0, 22), ("set the step back", 5, 5), ("advance", 2, 8)]),
+    "a run that is repeated after a recovery counts once": (0, 0, [("fail once", 1, 2), ("advance", 1, 3)]),
+}
 
 
-async def test_a_step_that_begins_anew() -> None:
-    """A session at step 0 beside a trainer at version 500 may ship as much as any other, and no more."""
-    versions = ah.MemoryStepStore(500)
-    shipping = Shipping(versions, max_lag=1)
-    assert await shipping.idle_step() == 2
-    await versions.advance()
-    assert await shipping.idle_step() == 3
-    await shipping.cancelled()
-
-
-async def test_a_reset_of_the_versions() -> None:
-    """After a reset earlier runs count no more: the step does not wait until the versions have come back to it."""
-    versions = ah.MemoryStepStore(0)
-    shipping = Shipping(versions, max_lag=1)
-    await versions.advance(100)
-    await shipping.idle_step()
-    before = await shipping.idle_step()
-    await versions.reset(40)
-    assert await shipping.idle_step() == before + 2
-    await versions.advance()
-    assert await shipping.idle_step() == before + 3
-    await shipping.cancelled()
-
-
-async def test_a_step_that_goes_back_does_not_open_the_gate() -> None:
-    """When the session's own step is reset, by a recovery for example, no run begins further ahead than `max_lag`."""
-    versions = ah.MemoryStepStore(20)
-    shipping = Shipping(versions, steps=ah.MemoryStepStore(20), max_lag=1)
-    assert await shipping.idle_step() == 22
-    await shipping.steps.reset(5)
-    await versions.advance(2)
-    assert await shipping.idle_step() <= 5 + 4
-    assert max(ahead for ahead in shipping.ahead if ahead is not None) == 1
-    await shipping.cancelled()
-
-
-async def test_a_repeated_run_is_admitted_again() -> None:
-    """A run that is repeated after a recovery does not count twice."""
-    versions = ah.MemoryStepStore()
-    shipping = Shipping(versions, max_lag=1)
-    shipping.fail_at[1] = ah.AbortedError("lost")
-    assert await shipping.idle_step() == 2
-    await versions.advance()
-    assert await shipping.idle_step() == 3
+@pytest.mark.parametrize("name", CLOCKS)
+async def test_the_step_and_the_versions_may_move(name: str) -> None:
+    """Both are trusted at the start; whatever moves them, no run begins further ahead than `max_lag`."""
+    start, step, moves = CLOCKS[name]
+    versions = ah.MemoryStepStore(start)
+    shipping = Shipping(versions, steps=ah.MemoryStepStore(step), max_lag=1)
+    for what, by, idle in moves:
+        if what == "advance":
+            await versions.advance(by)
+        elif what == "reset":
+            await versions.reset(by)
+        elif what == "set the step back":
+            await shipping.steps.reset(by)
+        elif what == "fail once":
+            shipping.fail_at[by] = ah.AbortedError("lost")
+        assert await shipping.idle_step() == idle, what
+        assert max((ahead for ahead in shipping.ahead if ahead is not None), default=0) <= 1
     await shipping.cancelled()
 
 
@@ -146,22 +122,19 @@ async def test_the_lag_of_a_run() -> None:
 
 async def test_the_end_of_the_publisher() -> None:
     """If the publisher fails, the waiting run raises, caused by its error; if it finishes, the session ends cleanly."""
-    versions = ah.MemoryStepStore(run="weights")
-    publisher = versions.publisher("trainer")
-    shipping = Shipping(versions, max_lag=0)
-    await shipping.idle_step()
-    publisher.close(RuntimeError("out of memory"))
-    with refused(ah.PublisherFailedError, "trainer failed at step 0, wanted 1") as caught:
-        await shipping.task
-    assert str(caught.value.__cause__) == "out of memory"
-
-    versions = ah.MemoryStepStore(run="weights")
-    publisher = versions.publisher("trainer")
-    shipping = Shipping(versions, max_lag=0)
-    await shipping.idle_step()
-    publisher.close()
-    await shipping.task
-    assert shipping.reason == "trainer finished at step 0, wanted 1"
+    for error in (RuntimeError("out of memory"), None):
+        versions = ah.MemoryStepStore(run="weights")
+        publisher = versions.publisher("trainer")
+        shipping = Shipping(versions, max_lag=0)
+        await shipping.idle_step()
+        publisher.close(error)
+        if error is None:
+            await shipping.task
+            assert shipping.reason == "trainer finished at step 0, wanted 1"
+            return
+        with refused(ah.PublisherFailedError, "trainer failed at step 0, wanted 1") as caught:
+            await shipping.task
+        assert str(caught.value.__cause__) == "out of memory"
 
 
 async def test_a_stop_ends_the_wait() -> None:
