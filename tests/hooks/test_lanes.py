@@ -131,6 +131,7 @@ def test_without_a_duration() -> None:
     lanes = Lanes((Lane("steps", "step", (Bar("step 1", 0.0, 0.0),)),))
     assert text_rows(lanes, 40)[1].label == "steps"
     assert lanes.last_steps(1) == lanes
+    assert (LANES.dropped, LANES.last_steps(1).dropped) == (3, 0)
 
 
 def test_as_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import re
 import sys
 import termios
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,30 +48,38 @@ async def fail(hook: ah.SessionRunHook, error: BaseException, clock: ManualClock
 # -- off a terminal
 
 
-async def test_plain_lines(clock: ManualClock) -> None:
+@pytest.mark.parametrize(
+    ("options", "runs", "start", "secs", "lines"),
+    [
+        (
+            {"values": ["loss", "total"], "total": 50, "every": ah.Every(secs=10), "description": "train"},
+            *(25, 0, 1.0),
+            [
+                "train: step 10/50 (20%), 1 steps/s, 0:00:40 left, loss = 10, total = 9",
+                "train: step 20/50 (40%), 1 steps/s, 0:00:30 left, loss = 10, total = 19",
+                "train: step 25/50 (50%), 1 steps/s, done in 0:00:25, loss = 10, total = 19",
+            ],
+        ),
+        (  # the rate of a run that starts at step 1000 does not count these steps
+            {"total": 2000, "every": ah.Every(steps=10)},
+            *(10, 1000, 2.0),
+            ["run: step 1010/2000 (50%), 0.5 steps/s, 0:33:00 left", "run: step 1010/2000 (50%), 0.5 steps/s, done in 0:00:20"],
+        ),
+        (  # without a total there is no percentage and no remaining time
+            {"every": ah.Every(steps=2)},
+            *(2, 0, 0.25),
+            ["run: step 2, 4 steps/s", "run: step 2, 4 steps/s, done in 0:00:00"],
+        ),
+        ({}, 0, 0, 1.0, ["run: step 0, done in 0:00:00"]),
+    ],
+)
+async def test_plain_lines(
+    clock: ManualClock, options: dict[str, Any], runs: int, start: int, secs: float, lines: list[str]
+) -> None:
     """A line is written when due and at the end: step, percent, rate, remaining time and values, without escape codes."""
     file = io.StringIO()
-    hook = ProgressHook(["loss", "total"], total=50, every=ah.Every(secs=10), description="train", file=file)
-    await run(hook, 25, clock)
-    assert file.getvalue().splitlines() == [
-        "train: step 10/50 (20%), 1 steps/s, 0:00:40 left, loss = 10, total = 9",
-        "train: step 20/50 (40%), 1 steps/s, 0:00:30 left, loss = 10, total = 19",
-        "train: step 25/50 (50%), 1 steps/s, done in 0:00:25, loss = 10, total = 19",
-    ]
-
-
-async def test_the_rate_counts_from_the_resume_point(clock: ManualClock) -> None:
-    """The rate of a run that starts at step 1000 does not count these steps."""
-    file = io.StringIO()
-    await run(ProgressHook(total=2000, every=ah.Every(steps=10), file=file), 10, clock, start=1000, secs=2.0)
-    assert file.getvalue().splitlines()[0] == "run: step 1010/2000 (50%), 0.5 steps/s, 0:33:00 left"
-
-
-async def test_without_a_total(clock: ManualClock) -> None:
-    """Without a total there is no percentage and no remaining time."""
-    file = io.StringIO()
-    await run(ProgressHook(every=ah.Every(steps=2), file=file), 2, clock, secs=0.25)
-    assert file.getvalue().splitlines() == ["run: step 2, 4 steps/s", "run: step 2, 4 steps/s, done in 0:00:00"]
+    await run(ProgressHook(**options, file=file), runs, clock, start=start, secs=secs)
+    assert file.getvalue().splitlines() == lines
 
 
 async def test_a_recovery_that_moves_the_step_back(clock: ManualClock) -> None:
@@ -110,9 +119,8 @@ async def test_values_are_fetched_only_for_runs_that_are_shown(clock: ManualCloc
     graph = counting_graph()
     calls: list[int] = []
     graph.operation(name="watched")(lambda: calls.append(1))
-    async with ah.AsyncMonitoredSession(
-        graph, [ProgressHook(["watched"], every=ah.Every(steps=5), file=io.StringIO())]
-    ) as session:
+    hook = ProgressHook(["watched"], every=ah.Every(steps=5), file=io.StringIO())
+    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
         for _ in range(12):
             await session.run("train")
     assert len(calls) == 2
@@ -245,13 +253,11 @@ async def test_a_redirected_stdout_stays_redirected(
 
 async def test_several_sessions_share_a_terminal(clock: ManualClock, terminal: Terminal) -> None:
     """Sessions that run at the same time have a line each, which stays until the last one has ended."""
-    async with ah.AsyncMonitoredSession(
-        counting_graph(), [ProgressHook(total=5, description="chief", file=terminal.file)]
-    ) as outer:
+    hook = ProgressHook(total=5, description="chief", file=terminal.file)
+    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as outer:
         await run(ProgressHook(total=3, description="worker", file=terminal.file), 3, clock)
         await outer.run("train")
-    shown = plain(terminal.output())
-    assert re.search(r"chief [━╺]+ 1/5 [^\n]*\n *worker ━+ 3/3 ", shown.replace("\r", ""))
+    assert re.search(r"chief [━╺]+ 1/5 [^\n]*\n *worker ━+ 3/3 ", plain(terminal.output()).replace("\r", ""))
     assert_clean(terminal)
 
 
@@ -286,18 +292,13 @@ async def test_a_hook_may_be_used_again(clock: ManualClock, terminal: Terminal) 
 
 
 async def test_a_terminal_without_rich(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: ManualClock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without rich a terminal gets plain lines and a hint that says what to install."""
-    monkeypatch.setenv("TERM", "xterm")
     hide(monkeypatch, "rich", "aiohooks.hooks._rich")
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
-    terminal = Terminal()
-    try:
-        await run(ProgressHook(total=2, file=terminal.file), 2, clock)
-        assert terminal.output() == "run: step 2/2 (100%), 1 steps/s, done in 0:00:02\r\n"
-    finally:
-        terminal.close()
+    await run(ProgressHook(total=2, file=terminal.file), 2, clock)
+    assert terminal.output() == "run: step 2/2 (100%), 1 steps/s, done in 0:00:02\r\n"
     assert "pip install 'aiohooks[rich]'" in caplog.text
 
 
