@@ -95,7 +95,7 @@ class TimelineHook(SessionRunHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._recorder = _Recorder(self._window_steps, self._max_events, rolls=self._every is None)
+        self._recorder = _Recorder(self._window_steps, self._max_events, self._every is None, self._put)
         self._timer: EveryTimer | None = None if self._every is None else self._every.timer()
         self._windows = 0
         self._writing = False
@@ -125,7 +125,6 @@ class TimelineHook(SessionRunHook):
         """Observe the run if it is part of a window; raise the error of a failed write."""
         self._writer.raise_failure()
         recorder = self._recorder
-        self._put()
         if not recorder.recording and self._is_due(run_context.global_step):
             recorder.begin_window()
             self._windows += 1
@@ -142,19 +141,16 @@ class TimelineHook(SessionRunHook):
         # While a file is written no window begins: a slow disk costs windows, and does not delay the run.
         return not self._writing and (self._max_captures is None or self._windows < self._max_captures)
 
-    def _put(self) -> None:
+    def _put(self, captured: Lanes) -> None:
         """Pass a complete window to the thread that writes."""
-        recorder = self._recorder
-        if recorder.unwritten and self.path is not None:
-            recorder.unwritten = False
+        if captured.lanes and self.path is not None:
             self._writing = True
-            self._writer.add(recorder.captured)
+            self._writer.add(captured)
 
     def _write(self, captured: list[Lanes]) -> None:
         """Called in the thread."""
-        assert self.path is not None
         for lanes in captured:
-            path = self.path.replace("{step}", str(lanes.first_step))
+            path = str(self.path).replace("{step}", str(lanes.first_step))
             try:
                 write_trace(path, lanes)
             finally:
@@ -173,7 +169,6 @@ class TimelineHook(SessionRunHook):
             self._observers = None
         if self._recorder.recording:
             self._recorder.end_window()
-        self._put()
         await self._writer.aclose()
 
     def __repr__(self) -> str:
@@ -184,10 +179,9 @@ class TimelineHook(SessionRunHook):
 class _Row:
     """A lane while it is recorded; it has one activity at a time."""
 
-    __slots__ = ("busy", "kind", "name", "number", "recorder")
+    __slots__ = ("busy", "kind", "name", "number")
 
-    def __init__(self, recorder: _Recorder, kind: str, name: str, number: int | None) -> None:
-        self.recorder: _Recorder = recorder
+    def __init__(self, kind: str, name: str, number: int | None) -> None:
         self.kind: str = kind
         self.name: str = name
         self.number: int | None = number
@@ -198,35 +192,32 @@ class _Row:
 class _Active:
     """One activity, an `Observation`."""
 
-    __slots__ = ("began", "ended_at", "error", "held_until", "name", "row")
+    __slots__ = ("began", "ended_at", "error", "held_until", "name", "recorder", "row")
 
-    def __init__(self, row: _Row, name: str, began: float) -> None:
+    def __init__(self, recorder: _Recorder, row: _Row, name: str) -> None:
+        self.recorder: _Recorder = recorder
         self.row: _Row = row
         self.name: str = name
-        self.began: float = began
+        self.began: float = recorder.now()
         self.held_until: float | None = None
         self.ended_at: float | None = None
         self.error: str | None = None
 
     def suspended(self) -> None:
-        self.held_until = self.row.recorder.now()
+        self.held_until = self.recorder.now()
 
     def ended(self, error: BaseException | None) -> None:
-        row = self.row
-        row.busy = None
-        recorder = row.recorder
-        if recorder.recording:
-            self.ended_at = recorder.now()
+        self.row.busy = None
+        if self.recorder.recording:
+            self.ended_at = self.recorder.now()
             if error is not None and not is_clean_end(error):
                 self.error = safe_repr(error)[:_MAX_ERROR]
-            recorder.keep(self)
+            self.recorder.keep(self)
 
     def bar(self, origin: float) -> Bar:
         """Return the part of it after `origin`, as a bar."""
         began = max(self.began, origin)
-        held_until = self.held_until
-        if held_until is None and self.row.kind in _CALLS:
-            held_until = self.ended_at
+        held_until = self.ended_at if self.held_until is None and self.row.kind in _CALLS else self.held_until
         return Bar(
             self.name,
             began - origin,
@@ -246,15 +237,13 @@ class _Step(NamedTuple):
 class _Recorder:
     """Collects the activities of a window: an observer of the session."""
 
-    def __init__(self, window_steps: int, max_events: int, *, rolls: bool) -> None:
+    def __init__(self, window_steps: int, max_events: int, rolls: bool, on_captured: Callable[[Lanes], None]) -> None:
         """With `rolls` the window has no end, and keeps the last steps."""
         self.now: Callable[[], float] = monotonic_now()
         self.title: str = "session"
         self.recording: bool = False
-        self.captured: Lanes = Lanes(())
-        """The latest complete window."""
-        self.unwritten: bool = False
-        """Whether that is still to be written."""
+        self._captured = Lanes(())  # the latest complete window
+        self._on_captured = on_captured
         self._window_steps = window_steps
         self._max_events = max_events
         self._rolls = rolls
@@ -280,10 +269,10 @@ class _Recorder:
 
     def end_window(self) -> None:
         """Capture what is recorded, and record no more."""
-        self.captured = self.lanes()
-        self.unwritten = bool(self.captured.lanes)
+        self._captured = self.lanes()
         self.recording = False
         self._clear(0.0)
+        self._on_captured(self._captured)
 
     def started(self, kind: Kind, what: str) -> _Active:
         if kind == "recovery" and self.recording:
@@ -293,20 +282,20 @@ class _Recorder:
     def _start(self, kind: str, what: str) -> _Active:
         rows, name = self._calls[kind].get(what) or self._place(kind, what)
         row = rows[0] if rows and rows[0].busy is None else self._free_row(kind, rows, what)
-        active = row.busy = _Active(row, name, self.now())
+        active = row.busy = _Active(self, row, name)
         return active
 
     def _place(self, kind: str, what: str) -> tuple[list[_Row], str]:
         """Return the lanes of an activity, and its name there."""
-        owner, name = what, what
+        owner, name = "", what
         if kind in ("hook", "background"):
             owner, _, name = what.rpartition(".")
             if owner.partition("#")[0] == TimelineHook.__name__:  # the hook itself is not shown
-                return [_Row(self, kind, "", None)], name
-        elif kind != "operation":
-            owner = ""
+                return [_Row(kind, "", None)], name
+        elif kind == "operation":
+            owner = what
         rows = self._rows.setdefault((kind, owner), [])
-        if kind in ("hook", "operation", "background"):  # others may have a new name each time
+        if owner:  # others may have a new name each time
             self._calls[kind][what] = rows, name
         return rows, name
 
@@ -316,9 +305,9 @@ class _Recorder:
         if free is not None:
             return free
         if self._row_count >= _MAX_LANES:
-            return _Row(self, kind, what, None)
+            return _Row(kind, what, None)
         name = _LANES[kind].format(what if kind == "operation" else what.rpartition(".")[0])
-        row = _Row(self, kind, name if not rows else f"{name} ({len(rows) + 1})", self._row_count)
+        row = _Row(kind, name if not rows else f"{name} ({len(rows) + 1})", self._row_count)
         rows.append(row)
         self._row_count += 1
         return row
@@ -357,7 +346,7 @@ class _Recorder:
     def lanes(self, steps: int | None = None) -> Lanes:
         """Return what is recorded, or the last `steps` of it."""
         if not self.recording:
-            return self.captured.last_steps(steps)
+            return self._captured.last_steps(steps)
         first, origin = None, self._origin
         done: Iterable[_Active] = self._done
         if steps is not None and len(self._steps) > steps:
