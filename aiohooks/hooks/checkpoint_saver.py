@@ -178,8 +178,12 @@ class CheckpointSaverHook(ScheduledHook):
         session.saved = True
         if session.restored is not None:
             self._last = session.restored.checkpoint
-        elif first:
-            await self._warn_if_not_restored(step)
+        elif first and (checkpoints := await self._saver.checkpoints()):
+            _logger.warning(
+                "%s has a checkpoint of step %d, and this session begins at step %d without it; "
+                "to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
+                *(Path(self._saver.checkpoint_dir), checkpoints[0].step, step),
+            )
         if first and self._save_on_begin and not self._is_saved(step):
             await self._save(session)
             self._raise_failure()
@@ -197,18 +201,6 @@ class CheckpointSaverHook(ScheduledHook):
                 "CheckpointSaverHook has no directory: give it one, or give the session ChiefSessionCreator(checkpoint_dir=...)"
             )
         return shared
-
-    async def _warn_if_not_restored(self, step: int) -> None:
-        assert self._saver is not None
-        checkpoints = await self._saver.checkpoints()
-        if checkpoints:
-            _logger.warning(
-                "%s has a checkpoint of step %d, and this session begins at step %d without it; "
-                "to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
-                Path(self._saver.checkpoint_dir),
-                checkpoints[0].step,
-                step,
-            )
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the metrics. Raise the error of a failed save."""

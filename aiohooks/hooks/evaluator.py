@@ -319,14 +319,8 @@ class EvaluatorHook(SessionRunHook):
         self._progressed.clear()
         worker = self._ensure_worker()
         assert worker is not None
-        worker.add_done_callback(self._on_worker_done)  # also called if the worker is cancelled
-        try:
-            await self._progressed.wait()
-        finally:
-            worker.remove_done_callback(self._on_worker_done)
-
-    def _on_worker_done(self, _: object) -> None:
-        self._progressed.set()
+        worker.add_done_callback(lambda _: self._progressed.set())  # also called if the worker is cancelled
+        await self._progressed.wait()
 
     def _ensure_worker(self) -> asyncio.Task[None] | None:
         """Return the task that evaluates; start one if evaluations are pending and it has ended or was cancelled."""
