@@ -85,14 +85,15 @@ async def test_it_passes(name: str, check: str, tmp_path: Path) -> None:
     await check_hook(make, check)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda name: ah.EarlyStoppingHook("loss", patience=1, name=name),
-        lambda name: EvaluatorHook(evaluate, every=EVERY_RUN, name=name),
-        lambda name: ah.StopAtTimeHook(secs=1, name=name),
-    ],
+NAMED: tuple[Callable[[str | None], Any], ...] = (
+    lambda name: ah.EarlyStoppingHook("loss", patience=1, name=name),
+    lambda name: EvaluatorHook(evaluate, every=EVERY_RUN, name=name),
+    lambda name: ah.StopAtTimeHook(secs=1, name=name),
+    lambda name: ah.HistoryHook(["loss"], name=name),
 )
+
+
+@pytest.mark.parametrize("make", NAMED)
 def test_its_state_may_be_named(make: Callable[[str | None], Any]) -> None:
     """Several hooks of a class in one session have names, which distinguish their states."""
     assert [make(name).name for name in (None, "mine")] == ["", "mine"]

@@ -12,15 +12,15 @@ from aiohooks.hooks.functions import LambdaHook, hook
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
+from tests.support.sessions import counting_graph, going_back
 
-ARGUMENTS = (0, 2, 1, 2, 1, 1)
+ARGUMENTS = dict(zip(HOOK_METHODS, (0, 2, 1, 2, 1, 1), strict=True))
 
 
-async def run(hooks: list[ah.SessionRunHook], times: int = 1, **options: Any) -> list[Any]:
+async def run(*hooks: ah.SessionRunHook, times: int = 1, start: int = 0) -> list[Any]:
     """Return the values of `loss` in so many runs."""
     found: list[Any] = []
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=NO_BACKOFF, **options) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=ah.MemoryStepStore(start)) as session:
         found += [await session.run(["train", "loss"]) for _ in range(times)]
     return found
 
@@ -39,8 +39,8 @@ async def test_each_function_is_called_as_its_method(is_async: bool) -> None:
 
         return waits if is_async else plain
 
-    await run([LambdaHook(**{method: function(method) for method in HOOK_METHODS})])
-    assert calls == list(zip(HOOK_METHODS, ARGUMENTS, strict=True))
+    await run(LambdaHook(**{method: function(method) for method in HOOK_METHODS}))
+    assert calls == list(ARGUMENTS.items())
 
 
 async def test_methods_without_a_function_are_not_called() -> None:
@@ -49,7 +49,7 @@ async def test_methods_without_a_function_are_not_called() -> None:
     assert {*HOOK_METHODS} & quiet.__dict__.keys() == {"end"}
     session = ah.AsyncMonitoredSession(counting_graph(), [quiet])
     assert (session._hooks.before_run, session._hooks.after_run) == ((), ())
-    await run([quiet])
+    await run(quiet)
 
 
 async def test_a_function_may_feed_and_fetch() -> None:
@@ -59,7 +59,7 @@ async def test_a_function_may_feed_and_fetch() -> None:
         before_run=lambda run_context: ah.SessionRunArgs("loss", {"x": run_context.global_step}),
         after_run=lambda run_context, run_values: seen.append(run_values.results),
     )
-    assert await run([both], 2) == [[1, 10], [2, 20]]
+    assert await run(both, times=2) == [[1, 10], [2, 20]]
     assert seen == [10, 20]
 
 
@@ -74,7 +74,7 @@ async def test_a_decorated_function_is_a_hook() -> None:
     assert isinstance(note, ah.SessionRunHook)
     assert note.name == "note"
     assert hook("end", name="other")(lambda session: None).name == "other"
-    await run([note], 2)
+    await run(note, times=2)
     assert seen == [(1, {"loss": 10}), (2, {"loss": 10})]
 
 
@@ -88,7 +88,7 @@ async def test_only_runs_that_are_due(fetches: Any) -> None:
         seen.append((run_context.global_step, run_values.results))
 
     for start, steps in ((0, [3, 6]), (4, [6, 9])):  # separately in each session
-        await run([note], 7, global_step=ah.MemoryStepStore(start))
+        await run(note, times=7, start=start)
         assert seen == [(step, None if fetches is None else 10) for step in steps]
         seen.clear()
 
@@ -102,12 +102,12 @@ async def test_every_with_other_functions() -> None:
         "before_run": lambda run_context: calls.append(f"before {run_context.global_step}"),
         "end": lambda session: calls.append("end"),
     }
-    await run([LambdaHook(every=ah.Every(steps=2), **names)], 4)
+    await run(LambdaHook(every=ah.Every(steps=2), **names), times=4)
     assert calls == ["begin", "created", "before 2", "before 4", "end"]
 
 
-async def test_every_by_seconds() -> None:
-    """Seconds are those of the current clock."""
+async def test_every_over_time_and_recoveries() -> None:
+    """Seconds are those of the current clock; after a recovery that moved the step back, the repeated runs count again."""
     seen: list[int] = []
     with ManualClock() as clock:
         note = hook("after_run", every=ah.Every(secs=10))(lambda context, values: seen.append(context.global_step))
@@ -116,11 +116,7 @@ async def test_every_by_seconds() -> None:
                 clock.advance(secs)
                 await session.run("train")
     assert seen == [2, 4]
-
-
-async def test_steps_after_a_recovery_are_due_again() -> None:
-    """After a recovery that moved the step back, the repeated runs count again."""
-    seen: list[int] = []
+    seen.clear()
     note = LambdaHook(after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2))
     async with going_back(note, at=5, to=1) as session:
         for _ in range(7):
@@ -134,7 +130,7 @@ def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
 
     def other(one: int, two: int, three: int) -> None: ...
 
-    count = ARGUMENTS[HOOK_METHODS.index(method)]
+    count = ARGUMENTS[method]
     parameters = {0: "()", 1: "(", 2: ", "}[count]
     with refused(ah.errors.InvalidHookError, f"{method} is", "takes (one", "is called with", parameters, "missing a required"):
         hook(method)(other)
@@ -142,23 +138,23 @@ def test_a_function_with_other_parameters_is_refused(method: Any) -> None:
     assert isinstance(hook(method)(fitting), LambdaHook)
 
 
-def test_an_unknown_method_is_refused() -> None:
-    """An unknown method is refused, with the nearest known one."""
-    with refused(ah.errors.InvalidHookError, "'after_rnu' is not a method of a hook; did you mean 'after_run'?"):
-        LambdaHook(after_rnu=print)  # type: ignore[arg-type]
-    with refused(ah.errors.InvalidHookError, "'beginn' is not a method of a hook; did you mean 'begin'?"):
-        hook("beginn")
-    with refused(ah.errors.InvalidHookError, "give the name of a method"):
-        hook(print)  # type: ignore[arg-type]
+async def begin() -> None: ...
 
 
-def test_a_coroutine_in_place_of_a_function_is_refused() -> None:
-    """A coroutine is refused, and closed."""
+UNKNOWN = "is not a method of a hook; did you mean"
+REFUSED: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any, str]] = [
+    (LambdaHook, (), {"after_rnu": print}, ah.errors.InvalidHookError, f"'after_rnu' {UNKNOWN} 'after_run'?"),
+    (hook, ("beginn",), {}, ah.errors.InvalidHookError, f"'beginn' {UNKNOWN} 'begin'?"),
+    (hook, (print,), {}, ah.errors.InvalidHookError, "give the name of a method"),
+    (LambdaHook, (), {"begin": begin}, ah.errors.InvalidArgumentError, "a coroutine; give the function"),  # and closed
+]
 
-    async def begin() -> None: ...
 
-    with refused(ah.errors.InvalidArgumentError, "a coroutine; give the function"):
-        LambdaHook(begin=begin())  # type: ignore[arg-type]
+@pytest.mark.parametrize(("make", "arguments", "options", "error", "says"), REFUSED)
+def test_what_is_no_method_or_function_is_refused(make: Any, arguments: Any, options: Any, error: Any, says: str) -> None:
+    """An unknown method is refused with the nearest known one, and so is a coroutine in place of its function."""
+    with refused(error, says):
+        make(*arguments, **{name: value() if value is begin else value for name, value in options.items()})
 
 
 async def test_functions_without_a_signature() -> None:
@@ -170,21 +166,6 @@ async def test_functions_without_a_signature() -> None:
 
     closed: list[BaseException | None] = []
     quiet: Any = type("Quiet", (), {"__call__": lambda self, *args: None, "__signature__": None})()
-    await run([LambdaHook(close=Note(), end=quiet, begin=dict)])
+    await run(LambdaHook(close=Note(), end=quiet, begin=dict))
     assert closed == [None]
-
-
-async def test_an_error_of_a_function_names_it() -> None:
-    """An error is raised as from any hook."""
-
-    def fails(session: ah.Session) -> None:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine") as caught:
-        await run([LambdaHook(end=fails)])
-    assert any("end" in note for note in caught.value.__notes__)
-
-
-def test_repr() -> None:
-    """The repr shows the functions."""
     assert repr(LambdaHook(end=len)) == "LambdaHook(end=<built-in function len>)"

@@ -155,7 +155,7 @@ def other(gate: Gate, folder: Path) -> ah.SessionRunHook:
     ],
 )
 async def test_hooks_with_limits_of_their_own(
-    make: Any, limits: dict[str, float], phase: str | None, secs: float, clock: ManualClock, tmp_path: Path
+    make: Any, limits: dict[str, Any], phase: str | None, secs: float, clock: ManualClock, tmp_path: Path
 ) -> None:
     """A step that is held up by a save, an evaluation or a hook has that limit, and none if it is infinite."""
     gate = Gate()
@@ -236,17 +236,18 @@ async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None
     on = (ah.errors.SessionStalledError,) if recovers else ()
     policy = ah.RecoveryPolicy(on, backoff=ah.Backoff(initial_secs=0, jitter=False))
 
-    async def main() -> int:
-        hooks = [watchdog, PhaseHook("after_run", hang_once)]
-        async with ah.AsyncMonitoredSession(double, hooks, recovery=policy) as session:
+    session = ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("after_run", hang_once)], recovery=policy)
+
+    async def main() -> None:
+        async with session:
             await session.run("loss")
-            return session.status().recoveries
 
     task = asyncio.create_task(main())
     await ticks(20)
     clock.advance(10)
     if recovers:
-        assert await task == 1
+        await task
+        assert session.status().recoveries == 1
         return
     with refused(ah.errors.SessionStalledError, "PhaseHook.after_run at step 1 for 10 s", "Gate.pass_through"):
         await task
