@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_callable, check_choice, check_instance, checked_int
@@ -54,6 +54,22 @@ class FetchingHook(ScheduledHook):
         raise NotImplementedError
 
 
+class RecordSink(Protocol):
+    """Where a hook writes; called in a thread."""
+
+    def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
+        """Open it to continue after `step`; return what is to be written first, of `restored` what may be missing."""
+        ...
+
+    def write(self, records: list[Record]) -> None:
+        """Append the records."""
+        ...
+
+    def close(self) -> None:
+        """Close it; do nothing if it is closed."""
+        ...
+
+
 class WritingHook(FetchingHook):
     """Hands what a run that is due gives to a thread that writes it."""
 
@@ -77,11 +93,16 @@ class WritingHook(FetchingHook):
     def _reset(self) -> None:
         super()._reset()
         self._restored: list[Record] = []
-        self._writer: BackgroundWriter[Any] | None = None
-        self._close_file: Callable[[], None] | None = None
+        self._sink: RecordSink | None = None
+        self._writer: BackgroundWriter[Record] | None = None
 
-    def _start_writer(self, write: Callable[[list[Any]], None], what: str) -> None:
-        self._writer = BackgroundWriter(write, what=what, max_queue=self._max_queue, on_write_error=self._on_write_error)
+    def _new_sink(self) -> tuple[RecordSink, str]:
+        """Return where this session writes, and its name for messages."""
+        raise NotImplementedError
+
+    def _checked(self, record: Record) -> Record:
+        """Return what is written of a record; raise `InvalidArgumentError` if it cannot be."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due, and the records that are not written yet: a kill does not lose them."""
@@ -92,6 +113,23 @@ class WritingHook(FetchingHook):
         """Take over the records of `state_dict`."""
         super().load_state_dict(state)
         self._restored = [Record(int(step), float(time), dict(values)) for step, time, values in state.get("pending", ())]
+
+    async def begin(self) -> None:
+        """Prepare for a new session; the file is opened when the session has been created."""
+        self._reset()
+        self._sink, what = self._new_sink()
+        self._writer = BackgroundWriter(
+            self._sink.write, what=what, max_queue=self._max_queue, on_write_error=self._on_write_error
+        )
+
+    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
+        """Open the file at the step at which the session starts, and again after a recovery that moved it back."""
+        step = session.global_step.latest.step
+        restored, self._restored = self._restored, []
+        if self._timer.start(step) and self._writer is not None and self._sink is not None:
+            await self._writer.drain()
+            for record in await to_thread(self._sink.open_at, step, restored):
+                self._writer.add(record)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Raise the error of a failed write; fetch the values if this run is to be written."""
@@ -122,13 +160,9 @@ class WritingHook(FetchingHook):
             values = self._convert(dict(values))
             if not isinstance(values, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgumentError(f"{self._convert_name} returned {values!r}; it must return a mapping by tag")
-        record = self._record(run_context.global_step, self._timer.time(), values)
+        record = self._checked(Record(run_context.global_step, self._timer.time(), values))
         self._writer.raise_failure()
         self._writer.add(record)
-
-    def _record(self, step: int, time: float, values: Mapping[str, Any]) -> Any:
-        """Return what is written for these values, or raise if it cannot be."""
-        raise NotImplementedError
 
     async def end(self, session: Session) -> None:
         """Wait until all records are written; raise the error of a failed write."""
@@ -138,10 +172,9 @@ class WritingHook(FetchingHook):
     async def close(self, exc: BaseException | None) -> None:
         """Write the remaining records, and close the file."""
         writer, self._writer = self._writer, None
-        close_file, self._close_file = self._close_file, None
         try:
             if writer is not None:
                 await writer.aclose()
         finally:
-            if close_file is not None:
-                await to_thread(close_file)
+            if self._sink is not None:
+                await to_thread(self._sink.close)

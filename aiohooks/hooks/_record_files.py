@@ -241,10 +241,11 @@ class RecordFile(LineFile):
         self._format = form
         self._has_header = False
 
-    def open_at(self, step: int, restored: Sequence[Record] = ()) -> None:
+    def open_at(self, step: int, restored: Sequence[Record] = ()) -> list[Record]:
         """Open the file to continue after `step`; remove a torn line and the lines of later steps.
 
-        `restored` are records up to this step that may be missing from the file; those after its last line are appended.
+        Returns:
+            Those of `restored`, records up to this step that may be missing from the file, which are after its last line.
 
         Raises:
             InvalidArgumentError: the file has other contents.
@@ -275,7 +276,7 @@ class RecordFile(LineFile):
         missing = [record for record in restored if last < record.step <= step]
         for record in missing:
             self._format.check(record)
-        self.write(missing)
+        return missing
 
     def write(self, records: Sequence[Record]) -> None:
         """Append the records."""

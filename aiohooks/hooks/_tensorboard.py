@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from aiohooks.errors import missing_extra
+from aiohooks.hooks._record_files import Record
 
 try:
     from tensorboardX.event_file_writer import EventsWriter  # type: ignore[import-untyped]
@@ -21,16 +22,13 @@ except ImportError as error:
     raise missing_extra("writing for TensorBoard", "tensorboard") from error
 
 
-class Scalars(NamedTuple):
-    """The values of one step.
+STARTS: dict[str, float] = {}
+"""The values of a record at which TensorBoard drops its values of that step and of later ones: they are run again."""
 
-    If `restart` is given, the steps from that one on are run again: TensorBoard drops its earlier values of them.
-    """
 
-    step: int
-    time: float
-    values: Mapping[str, float]
-    restart: int | None = None
+def start_of(step: int, unix_time: float) -> Record:
+    """Return the record of a session whose first step is this one."""
+    return Record(step, unix_time, STARTS)
 
 
 class EventFile:
@@ -53,17 +51,24 @@ class EventFile:
             self._writer.flush()
         return self._writer
 
-    def write(self, records: list[Scalars]) -> None:
+    def open_at(self, step: int, restored: Sequence[Record] = ()) -> list[Record]:
+        """Open a file; return what is to be written first, because a session starts after `step`."""
+        self.open()
+        # What was not written when the checkpoint was saved may be in the file by now, and is written again.
+        first = min([step + 1, *(record.step for record in restored)])
+        return [start_of(first, time.time()), *restored]
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the records, and sync the file."""
         writer = self.open()
         try:
             for record in records:
-                if record.restart is not None:
-                    start: Any = Event(step=record.restart, wall_time=record.time)
-                    start.session_log.status = SessionLog.START
-                    writer.write_event(start)
                 event: Any = Event(step=record.step, wall_time=record.time)
-                values: Any = [Summary.Value(tag=tag, simple_value=value) for tag, value in record.values.items()]
-                event.summary.value.extend(values)
+                if record.values is STARTS:
+                    event.session_log.status = SessionLog.START
+                else:
+                    values: Any = [Summary.Value(tag=tag, simple_value=value) for tag, value in record.values.items()]
+                    event.summary.value.extend(values)
                 writer.write_event(event)
             writer.flush()
         except BaseException:

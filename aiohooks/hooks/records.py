@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
-from aiohooks._aio.cancel import to_thread
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import Convert, WritingHook
 from aiohooks.hooks._observing import OnWriteError, Values, checked_path
 from aiohooks.hooks._record_files import FIRST_COLUMNS, CSVFormat, JSONLinesFormat, Record, RecordFile, check_tags, plain_value
 from aiohooks.hooks.every import Every
-from aiohooks.session.coordinator import Coordinator
 
 
 class _RecordsHook(WritingHook):
@@ -59,27 +56,12 @@ class _RecordsHook(WritingHook):
     def _new_format(self) -> JSONLinesFormat:
         raise NotImplementedError
 
-    async def begin(self) -> None:
-        """Prepare for a new session; the file is opened when the session has been created."""
-        await super().begin()
+    def _new_sink(self) -> tuple[RecordFile, str]:
         self._format = self._new_format()
-        self._file = RecordFile(self.path, self._format, fsync=self._fsync)
-        self._close_file = self._file.close
-        self._start_writer(self._file.write, self.path)
+        return RecordFile(self.path, self._format, fsync=self._fsync), self.path
 
-    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Open the file, and remove the lines after the step at which the session starts; also after a recovery.
-
-        Raise `InvalidArgumentError` if the file was not written by this hook, or has other columns.
-        """
-        step = session.global_step.latest.step
-        restored, self._restored = self._restored, []
-        if self._timer.start(step) and self._writer is not None:
-            await self._writer.drain()
-            await to_thread(self._file.open_at, step, restored)
-
-    def _record(self, step: int, time: float, values: Mapping[str, Any]) -> Record:
-        record = Record(step, time, {str(tag): plain_value(value, str(tag)) for tag, value in values.items()})
+    def _checked(self, record: Record) -> Record:
+        record = record._replace(values={str(tag): plain_value(value, str(tag)) for tag, value in record.values.items()})
         self._format.check(record)
         return record
 

@@ -11,11 +11,10 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_choice, checked_int
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.graph.session import Session
-from aiohooks.hooks._fetching import Convert, WritingHook
+from aiohooks.hooks._fetching import Convert, RecordSink, WritingHook
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Values, checked_numbers, checked_path
+from aiohooks.hooks._record_files import Record
 from aiohooks.hooks.every import Every
-from aiohooks.session.coordinator import Coordinator
 
 
 class SummaryWriter:
@@ -48,12 +47,11 @@ class SummaryWriter:
         max_queue = checked_int(max_queue, "max_queue", 1, expected="a whole number of records, at least 1")
         check_choice(on_write_error, "on_write_error", "raise", "log")
         self.output_dir: str = checked_path(output_dir, "output_dir")
-        self._record = _tensorboard.Scalars
+        self._start_of = _tensorboard.start_of
         self._file = _tensorboard.EventFile(self.output_dir)
-        self._writer: BackgroundWriter[Any] = BackgroundWriter(
+        self._writer: BackgroundWriter[Record] = BackgroundWriter(
             self._file.write, what=f"the summaries in {self.output_dir}", max_queue=max_queue, on_write_error=on_write_error
         )
-        self._restart: int | None = None
         self._closed = False
         self._clock: Clock = current_clock()
         self._time_offset = time.time() - self._clock.now()
@@ -73,11 +71,11 @@ class SummaryWriter:
         await to_thread(self._file.open)
 
     def restart(self, step: int) -> None:
-        """Record, with the next numbers, that a session has started at `step`: TensorBoard drops its later steps.
+        """Record that a session has started at `step`: TensorBoard drops its later steps.
 
         Call it in `after_create_session`, with `session.global_step.latest.step`.
         """
-        self._restart = step + 1
+        self._writer.add(self._start_of(step + 1, self._time_offset + self._clock.now()))
 
     async def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Queue the numbers of a step, by tag; wait only while the queue is full.
@@ -88,8 +86,7 @@ class SummaryWriter:
         """
         self._check_open()
         numbers = checked_numbers(values)
-        restart, self._restart = self._restart, None
-        await self._writer.put(self._record(step, self._time_offset + self._clock.now(), numbers, restart))
+        await self._writer.put(Record(step, self._time_offset + self._clock.now(), numbers))
 
     async def flush(self) -> None:
         """Wait until everything is written.
@@ -167,29 +164,11 @@ class SummarySaverHook(WritingHook):
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._tensorboard = _tensorboard
 
-    async def begin(self) -> None:
-        """Create the directory, and open the file."""
-        await super().begin()
-        self._restart: int | None = None
-        file = self._tensorboard.EventFile(self.output_dir)
-        self._close_file = file.close
-        await to_thread(file.open)
-        self._start_writer(file.write, f"the summaries in {self.output_dir}")
+    def _new_sink(self) -> tuple[RecordSink, str]:
+        return self._tensorboard.EventFile(self.output_dir), f"the summaries in {self.output_dir}"
 
-    async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Count from the step at which the session starts, or to which a recovery moved it back."""
-        step = session.global_step.latest.step
-        restored, self._restored = self._restored, []
-        if self._timer.start(step):
-            # What was not written when the checkpoint was saved may be in the file by now, and is written again.
-            self._restart = min([step + 1, *(record.step for record in restored)])
-            for record in restored:
-                if self._writer is not None:
-                    self._writer.add(self._record(*record))
-
-    def _record(self, step: int, time: float, values: Mapping[str, Any]) -> Any:
-        restart, self._restart = self._restart, None
-        return self._tensorboard.Scalars(step, time, checked_numbers(values), restart)
+    def _checked(self, record: Record) -> Record:
+        return record._replace(values=checked_numbers(record.values))
 
     def __repr__(self) -> str:
         return f"SummarySaverHook({self.output_dir!r}, {list(self._values)}, every={self._every})"

@@ -130,8 +130,8 @@ async def test_a_failed_run_leaves_a_readable_file(tmp_path: Path) -> None:
     assert scalars(tmp_path, "loss") == [(1, 10)]
 
 
-async def test_an_invalid_directory_is_an_error_in_begin(tmp_path: Path) -> None:
-    """The file is opened in `begin`: an invalid directory is an error before there is anything to lose."""
+async def test_an_invalid_directory_is_an_error_before_the_first_run(tmp_path: Path) -> None:
+    """The file is opened with the session: an invalid directory is an error before there is anything to lose."""
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OSError, match="file"):
         async with ah.AsyncMonitoredSession(counting_graph(), [SummarySaverHook(tmp_path / "file" / "runs", ["loss"])]):
@@ -160,12 +160,14 @@ def on_full_disk(hook: SummarySaverHook, first: int, count: int = 1) -> ah.Sessi
     disk = FullDisk(first, count)
 
     class Fills(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            writer = hook._writer
-            assert writer is not None
-            writer._write = disk.wrap(writer._write)
+        order = 1
 
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            await self.after_run()
+            assert hook._writer is not None
+            hook._writer._write = disk.wrap(hook._writer._write)
+
+        async def after_run(self, *_: object) -> None:
             if hook._writer is not None:  # one batch per run, so that the failures are in the expected runs
                 await ThreadQueue.drain(hook._writer)  # which raises no failure
 
@@ -198,17 +200,18 @@ async def test_failed_writes_are_logged_and_the_run_continues(tmp_path: Path, ca
 
 async def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
     """After a partial write a new file is started, because readers stop at a torn record."""
-    from aiohooks.hooks._tensorboard import EventFile, Scalars
+    from aiohooks.hooks._record_files import Record
+    from aiohooks.hooks._tensorboard import EventFile
 
     file = EventFile(str(tmp_path))
     file.open()
-    file.write([Scalars(1, 1.0, {"loss": 1.0})])
+    file.write([Record(1, 1.0, {"loss": 1.0})])
     torn = file._writer._py_recordio_writer
     torn._writer.write(b"half a record")
     torn.flush = lambda: (_ for _ in ()).throw(OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space left"):
-        file.write([Scalars(2, 2.0, {"loss": 2.0})])
-    file.write([Scalars(3, 3.0, {"loss": 3.0})])
+        file.write([Record(2, 2.0, {"loss": 2.0})])
+    file.write([Record(3, 3.0, {"loss": 3.0})])
     file.close()
     torn.close()
     assert len(os.listdir(tmp_path)) == 2

@@ -6,7 +6,8 @@ import os
 from collections.abc import Mapping
 
 from aiohooks.hooks._observing import checked_path
-from aiohooks.hooks._tensorboard import EventFile, Scalars
+from aiohooks.hooks._record_files import Record
+from aiohooks.hooks._tensorboard import EventFile
 
 __all__ = ["TensorBoardTracker"]
 
@@ -18,17 +19,15 @@ class TensorBoardTracker:
         """Create the tracker; the directory is created if it is missing."""
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._file = EventFile(self.output_dir)
-        self._restart: int | None = None
 
     def start(self, step: int) -> int:
-        """Note the step for the next event: what is there of later steps is dropped."""
-        self._restart = step + 1
+        """Note the step in the file: what is there of later steps is dropped."""
+        self._file.write(self._file.open_at(step))
         return step
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
         """Write the metrics, and sync the file."""
-        self._file.write([Scalars(step, time, metrics, self._restart)])
-        self._restart = None
+        self._file.write([Record(step, time, metrics)])
 
     def close(self, error: BaseException | None) -> None:
         """Close the file."""
