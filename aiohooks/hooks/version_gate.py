@@ -201,6 +201,8 @@ class _Member:
     wait: Wait[None] | None = None
     """Its wait for that version, until it takes over a run."""
     taken_over: int = 0
+    left: str | None = None
+    """How it has left: it finished, or the class of its error."""
     _seen: Position | None = None
 
     def wanted_version(self, done: int, latest: Position) -> int:
@@ -227,16 +229,6 @@ class _Member:
         wait.end(NotNeeded("the run of a session that has left"))
 
 
-@dataclasses.dataclass(slots=True)
-class _Left:
-    """A session that has left, and how many runs have been made by it or in its place."""
-
-    name: str
-    how: str
-    max_lag: int
-    position: int
-
-
 class _Sessions:
     """The sessions of this process that have gates on the same versions.
 
@@ -249,7 +241,7 @@ class _Sessions:
         self.log: WaitLog = WaitLog(logging.getLogger("aiohooks.version_gate"), current_clock(), self._describe_waits)
         self._versions = versions
         self._members: dict[_Member, None] = {}
-        self._left: list[_Left] = []
+        self._left: list[_Member] = []  # their positions are the runs that were made by them or in their place
         self._missing = 0  # runs that sessions that have left did not make until others joined in their place
         self._epoch: int = versions.latest.epoch
         self._check_scheduled = False
@@ -268,8 +260,8 @@ class _Sessions:
         """Remove a session."""
         del self._members[member]
         if all(member.steps is not other.steps for other in self._members):  # otherwise others make the steps that it does not
-            how = "finished" if error is None or is_clean_end(error) else type(error).__name__
-            self._left.append(_Left(member.name, how, member.max_lag, member.position))
+            member.left = "finished" if error is None or is_clean_end(error) else type(error).__name__
+            self._left.append(member)
             self.on_held_up()
 
     def on_held_up(self) -> None:
@@ -313,7 +305,7 @@ class _Sessions:
     def _describe_waits(self) -> str:
         latest, publishers = self._versions.latest, publishers_of(self._versions)
         waiting = [member for member in self._members if member.waits(latest.step)]
-        left = shortened(tuple(f"{one.name} ({one.how})" for one in self._left))
+        left = shortened(tuple(f"{one.name} ({one.left})" for one in self._left))
         published = f"now at {latest.step}, {publisher_summary(publishers.names)}{f'; left: {left}' if left else ''}"
         if not self._members:
             return f"no session waits for versions of {self._versions.run!r}, {published}"
