@@ -135,12 +135,11 @@ def _compare_checkpoints(a: str, b: str) -> Iterator[str]:
 def _read_checkpoint(path: str) -> tuple[str, int, Mapping[str, Any]]:
     """Return the path, the step and the state of a checkpoint, or of the newest good one in a directory of them."""
     from aiohooks.checkpoint._format import parse_name
-    from aiohooks.checkpoint.policies import KeepNewest
     from aiohooks.checkpoint.saver import CheckpointDirectory
 
     where = Path(os.path.abspath(path))
     name = parse_name(where.name)
-    directory = CheckpointDirectory(where.parent if name else where, keep=KeepNewest(), min_free_bytes=0, read_only=True)
+    directory = CheckpointDirectory(where.parent if name else where, read_only=True)
     if name is not None:
         return path, name.step, directory.read(name)
     restored = directory.restore(None)

@@ -276,10 +276,9 @@ def _show_report(report: Any, row: _Row, *, ended: bool) -> bool:
 
 
 async def _follow_directory(path: Path, row: _Row) -> None:
-    from aiohooks.checkpoint.policies import KeepNewest
     from aiohooks.checkpoint.saver import CheckpointDirectory
 
-    directory = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes=0, read_only=True)
+    directory = CheckpointDirectory(path, read_only=True)
     with _changes_of(path) as wait_changed:
         while True:
             found, exists = await to_thread(lambda: (directory.checkpoints(), path.is_dir()))

@@ -1,14 +1,12 @@
 """Checkpoints: written completely or not at all, verified when read, and free of executable code.
 
     saver.py         Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
-    policies.py      which checkpoints are kept
+    policies.py      Checkpoint, and which ones are kept
     mirror.py        copies in another file system, made in the background
-    checkpoint.py    Checkpoint, Restored
-    stateful.py      Stateful
+    stateful.py      Stateful, and snapshots of states
     random_state.py  RandomState
-    _format.py       names and manifests
+    _format.py       names, manifests, dtypes
     _encoding.py     a state to bytes and back
-    _tensors.py      snapshots of states, and tensors without importing torch
     _torch.py        what is done with tensors of PyTorch
     _files.py        file operations, and the lock
     _remote.py       ... over fsspec
@@ -33,11 +31,10 @@ pointer that could be wrong. The same state gives the same bytes on every Python
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
     from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
-    from aiohooks.checkpoint.policies import KeepBest, KeepEvery, KeepNewest, KeepPolicy
+    from aiohooks.checkpoint.policies import Checkpoint, KeepBest, KeepEvery, KeepNewest, KeepPolicy
     from aiohooks.checkpoint.random_state import RandomState
-    from aiohooks.checkpoint.saver import Saver
+    from aiohooks.checkpoint.saver import Restored, Saver
     from aiohooks.checkpoint.stateful import Stateful
 
 __all__ = [
@@ -60,11 +57,10 @@ if not TYPE_CHECKING:  # a session needs the protocol of states; the saver is im
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks.checkpoint.checkpoint": ("Checkpoint", "Restored"),
             "aiohooks.checkpoint.mirror": ("Mirror", "MirrorStatus"),
-            "aiohooks.checkpoint.policies": ("KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy"),
+            "aiohooks.checkpoint.policies": ("Checkpoint", "KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy"),
             "aiohooks.checkpoint.random_state": ("RandomState",),
-            "aiohooks.checkpoint.saver": ("Saver",),
+            "aiohooks.checkpoint.saver": ("Restored", "Saver"),
             "aiohooks.checkpoint.stateful": ("Stateful",),
         },
     )

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 
-from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._format import ARRAYS, STATE, VERSION, DamagedError, damage_in
-from aiohooks.checkpoint._tensors import DTYPES, MAX_DEPTH, tensors_in, torch_support
+from aiohooks.checkpoint._format import ARRAYS, DTYPES, MAX_INT, STATE, VERSION, DamagedError, damage_in
+from aiohooks.checkpoint.stateful import MAX_DEPTH, tensors_in, torch_support
 from aiohooks.errors import InvalidArgumentError, missing_extra
 
 if TYPE_CHECKING:
@@ -89,72 +88,31 @@ class ArrayFile:
     Only an array that is not C-contiguous or is big-endian is copied, one array at a time; likewise a tensor on a device.
     """
 
-    def __init__(self) -> None:
-        self._arrays: dict[str, _Stored] = {}
-        self._numbers: dict[str, int] = {}
-        """The next number for arrays of one name."""
-        self._header: bytes | None = None
-        self.version = 1
+    def __init__(self, arrays: Mapping[str, _Stored], version: int) -> None:
+        self.version = version
         """The version of the format that has all of what the state has."""
-
-    def add(self, path: _Path, array: Array) -> tuple[str, str, list[int]]:
-        """Add an array; return name, dtype and shape, the arguments of `LoadedArrays.take`."""
-        dtype = _check_dtype(array.dtype, _text_of(path))
-        shape = list(array.shape)
-        native, data = _NATIVE.get(dtype[1:]), functools.partial(_little_endian_bytes, array, dtype)
-        width = array.itemsize if native else 1
-        return self.add_stored(path, _Stored(native, shape, array.nbytes, width, data)), dtype, shape
-
-    def add_stored(self, path: _Path, stored: _Stored) -> str:
-        """Add an array under its path; return its name in the file."""
-        name = self._unused_name(path)
-        self._arrays[name] = stored
-        return name
-
-    def _unused_name(self, path: _Path) -> str:
-        # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so `~` with another number can make
-        # equal names different.
-        name = "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
-        if name in ("", "__metadata__"):
-            name += "~2"
-        if name not in self._arrays:
-            return name
-        number = self._numbers.get(name, 3)
-        self._numbers[name] = number + 1
-        return f"{name}~{number}"
-
-    @property
-    def size(self) -> int:
-        return len(self.header()) + sum(stored.nbytes for stored in self._arrays.values())
-
-    def _widest_first(self) -> list[tuple[str, _Stored]]:
-        # So that each array begins at a multiple of its item size.
-        return sorted(self._arrays.items(), key=lambda each: -each[1].alignment)
-
-    def header(self) -> bytes:
-        """Return the header of the file: names and positions of the arrays."""
-        if self._header is None:
-            entries: dict[str, Any] = {}
-            offset = 0
-            for name, stored in self._widest_first():
-                entries[name] = {
-                    "dtype": stored.native or "U8",
-                    "shape": stored.shape if stored.native else [stored.nbytes],
-                    "data_offsets": [offset, offset + stored.nbytes],
-                }
-                offset += stored.nbytes
-            text = json.dumps(entries, separators=(",", ":")).encode("ascii")
-            text += b" " * (-len(text) % 8)
-            if len(text) > _MAX_HEADER_BYTES:
-                raise InvalidArgumentError(
-                    f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small ones"
-                )
-            self._header = len(text).to_bytes(8, "little") + text
-        return self._header
+        # The widest first, so that each array begins at a multiple of its item size.
+        in_order = sorted(arrays.items(), key=lambda each: -each[1].alignment)
+        entries: dict[str, Any] = {}
+        offset = 0
+        for name, stored in in_order:
+            entries[name] = {
+                "dtype": stored.native or "U8",
+                "shape": stored.shape if stored.native else [stored.nbytes],
+                "data_offsets": [offset, offset + stored.nbytes],
+            }
+            offset += stored.nbytes
+        text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+        text += b" " * (-len(text) % 8)
+        if len(text) > _MAX_HEADER_BYTES:
+            raise InvalidArgumentError(f"the state has {len(entries)} arrays, more than a checkpoint can hold; join small ones")
+        self._in_order = [stored for _, stored in in_order]
+        self.header = len(text).to_bytes(8, "little") + text
+        self.size = len(self.header) + offset
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        yield self.header()
-        for _, stored in self._widest_first():
+        yield self.header
+        for stored in self._in_order:
             if stored.nbytes:
                 data = stored.data()
                 for start in range(0, len(data), CHUNK_BYTES):
@@ -266,7 +224,7 @@ class LoadedArrays:
 
 
 def _bytes_of_block(block: Any) -> memoryview:
-    data: Array = block.bytes_on_host()
+    data: Array = block.on_device().cpu().numpy()  # its own memory if that is the host's
     if block.has_gaps:  # what lies there is no part of the state, and may be different each time
         data, used = data.copy(), np.zeros(len(data), np.bool_)
         for member in block.members:
@@ -314,25 +272,6 @@ def _parse_dtype(text: str) -> np.dtype[Any]:
     raise DamagedError("has an unknown dtype")
 
 
-def _parse_shape(value: object) -> list[int]:
-    sizes = list(cast("Sequence[Any]", value)) if isinstance(value, list) else [-1]
-    if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
-        raise DamagedError("has an invalid array shape")
-    return sizes
-
-
-def _is_scalar(value: object) -> bool:
-    # Flexible types are text and bytes, which lose zeros at their end.
-    return isinstance(value, np.generic) and not isinstance(value, np.flexible)
-
-
-def _scalar_from_bytes(dtype: object, data: object) -> Any:
-    kind = _parse_dtype(dtype) if isinstance(dtype, str) else None
-    if kind is None or not isinstance(data, bytes) or len(data) != kind.itemsize or kind.kind in "US":
-        raise DamagedError("has a number whose size is not that of its dtype")
-    return _make_array(kind, [], np.array(bytearray(data), np.uint8))[()]
-
-
 _TUPLE, _INT, _COMPLEX, _ARRAY, _SCALAR, _TENSOR, _COUNTER, _MODULE = 1, 2, 3, 4, 5, 6, 7, 8
 """Numbers of the extension types, which are part of the format; from `_TENSOR` on of its version 2."""
 
@@ -359,15 +298,14 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
         raise InvalidArgumentError(f"state is a {type(state).__name__}; give a mapping")
     try:
         encoder = _Encoder(state)
-        data = encoder.bytes_of(encoder.tree(dict(state), ()))
+        data = _write_tree(encoder.tree(dict(state), ()))
     except RecursionError:
         raise InvalidArgumentError(f"state is nested deeper than {MAX_DEPTH} levels; flatten it") from None
     except (ValueError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
             raise
         raise InvalidArgumentError(f"state has a value that is too large for a checkpoint: {error}") from error
-    encoder.arrays.header()  # raises before anything is written if there are too many
-    return data, encoder.arrays
+    return data, ArrayFile(encoder.arrays, encoder.version)
 
 
 def decode(data: bytes, arrays: LoadedArrays) -> dict[str, Any]:
@@ -379,17 +317,37 @@ def decode(data: bytes, arrays: LoadedArrays) -> dict[str, Any]:
     return _Decoder(arrays).state(data)
 
 
+_read_tree = msgspec.msgpack.Decoder().decode
+_write_tree = msgspec.msgpack.Encoder().encode
+
+
 class _Encoder:
     def __init__(self, state: Mapping[str, Any]) -> None:
-        self.arrays = ArrayFile()
-        self.bytes_of = msgspec.msgpack.Encoder().encode
+        self.arrays: dict[str, _Stored] = {}
+        self.version = 1
+        self._numbers: dict[str, int] = {}
+        """The next number for arrays of one name."""
         self._torch = torch_support()
         self._names_of_blocks: dict[Any, str] = {}
         self._met: set[int] = set()
         self._repeated = 0
         if self._torch is not None:
-            self._tensors = {id(tensor): tensor for tensor in tensors_in(state, self._torch)}
-            self._places = self._torch.place(self._tensors)
+            tensors = {id(tensor): tensor for tensor in tensors_in(state, self._torch)}
+            self._places = self._torch.place(tensors)
+
+    def _add(self, path: _Path, stored: _Stored) -> str:
+        """Add an array under its path; return its name in the file."""
+        # A JSON pointer, for other readers of the file. Escaping gives only `~0` and `~1`, so `~` with another number can make
+        # equal names different.
+        name = "/".join(str(part).replace("~", "~0").replace("/", "~1") for part in path)
+        if name in ("", "__metadata__"):
+            name += "~2"
+        if name in self.arrays:
+            number = self._numbers.get(name, 3)
+            self._numbers[name] = number + 1
+            name = f"{name}~{number}"
+        self.arrays[name] = stored
+        return name
 
     def tree(self, value: Any, path: _Path) -> Any:
         """Return what represents a value in MessagePack."""
@@ -411,36 +369,41 @@ class _Encoder:
         if kind is list:
             return self._items(value, path)
         if kind is tuple:
-            return msgspec.msgpack.Ext(_TUPLE, self.bytes_of(self._items(value, path)))
+            return msgspec.msgpack.Ext(_TUPLE, _write_tree(self._items(value, path)))
         if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
-            return msgspec.msgpack.Ext(_ARRAY, self.bytes_of(self.arrays.add(path, value)))
-        if _is_scalar(value):
+            return self._array(value, path)
+        if isinstance(value, np.generic) and not isinstance(value, np.flexible):  # text and bytes lose zeros at their end
             array = np.asarray(value)
             dtype = _check_dtype(array.dtype, _text_of(path))
-            return msgspec.msgpack.Ext(_SCALAR, self.bytes_of([dtype, bytes(_little_endian_bytes(array, dtype))]))
+            return msgspec.msgpack.Ext(_SCALAR, _write_tree([dtype, bytes(_little_endian_bytes(array, dtype))]))
         if self._torch is not None and self._torch.is_tensor(value):
             return self._tensor(value, path)
         raise self._refused(value, path)
 
     def _later(self, code: int, items: list[Any]) -> msgspec.msgpack.Ext:
         """Return a value that the first version of the format does not have."""
-        self.arrays.version = VERSION
-        return msgspec.msgpack.Ext(code, self.bytes_of(items))
+        self.version = VERSION
+        return msgspec.msgpack.Ext(code, _write_tree(items))
+
+    def _array(self, array: Array, path: _Path) -> msgspec.msgpack.Ext:
+        dtype, shape = _check_dtype(array.dtype, _text_of(path)), list(array.shape)
+        native, data = _NATIVE.get(dtype[1:]), functools.partial(_little_endian_bytes, array, dtype)
+        name = self._add(path, _Stored(native, shape, array.nbytes, array.itemsize if native else 1, data))
+        return msgspec.msgpack.Ext(_ARRAY, _write_tree([name, dtype, shape]))
 
     def _tensor(self, tensor: Any, path: _Path) -> msgspec.msgpack.Ext:
         reason = self._torch.refusal(tensor)
         if reason is not None:
             raise InvalidArgumentError(f"{_text_of(path)} {reason}")
         place, dtype = self._places[id(tensor)], self._torch.dtype_name(tensor)
-        shape = list(place.shape)
+        shape, strides, width = list(place.shape), list(place.strides), np.dtype(DTYPES[dtype].array).itemsize
+        is_whole = strides == _contiguous(shape) and math.prod(shape) * width == place.block.nbytes
         name = self._names_of_blocks.get(place.block)
         if name is None:  # the first of the tensors in this memory decides how other programs see it
-            native, nbytes = DTYPES[dtype].native if place.is_whole else None, place.block.nbytes
-            width = np.dtype(DTYPES[dtype].array).itemsize
-            stored = _Stored(native, shape, nbytes, width, functools.partial(_bytes_of_block, place.block))
-            name = self._names_of_blocks[place.block] = self.arrays.add_stored(path, stored)
-        view = [] if place.is_whole else [list(place.strides), place.offset]
-        return self._later(_TENSOR, [name, dtype, shape, *view])
+            native, data = DTYPES[dtype].native if is_whole else None, functools.partial(_bytes_of_block, place.block)
+            name = self._add(path, _Stored(native, shape, place.block.nbytes, width, data))
+            self._names_of_blocks[place.block] = name
+        return self._later(_TENSOR, [name, dtype, shape, *([] if is_whole else [strides, place.offset])])
 
     def _text(self, value: str, path: _Path) -> str:
         try:
@@ -494,9 +457,22 @@ class _Encoder:
         )
 
 
-_read_tree = msgspec.msgpack.Decoder().decode
-_write_tree = msgspec.msgpack.Encoder().encode
-_read_array = msgspec.msgpack.Decoder(tuple[str, str, list[Annotated[int, msgspec.Meta(ge=0, le=_format.MAX_INT)]]]).decode
+_Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
+
+
+class _Tensor(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A tensor in the tree; strides and offset, in elements and bytes, only if it is not all of its array."""
+
+    name: str
+    dtype: str
+    shape: list[_Size]
+    strides: list[_Size] | None = None
+    offset: _Size = 0
+
+
+_read_array = msgspec.msgpack.Decoder(tuple[str, str, list[_Size]]).decode
+_read_scalar = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
+_read_tensor = msgspec.msgpack.Decoder(_Tensor).decode
 _PLAIN_TYPES: frozenset[object] = frozenset((type(None), bool, int, float, str, bytes))
 """The types of MessagePack that stand for themselves; timestamps are not among them."""
 
@@ -515,6 +491,8 @@ class _Decoder:
                 found = self._tree(data)
             except DamagedError:
                 raise
+            except msgspec.ValidationError:
+                raise DamagedError("has an invalid array shape, name or dtype") from None
             except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RuntimeError, struct.error) as error:
                 raise DamagedError(f"is not the state of a checkpoint ({type(error).__name__})") from None
             if not isinstance(found, dict):
@@ -526,9 +504,12 @@ class _Decoder:
     def _tree(self, data: bytes) -> Any:
         """Return what is represented in MessagePack, if `_Encoder` can have written it."""
         plain = _read_tree(data)
+        self._check_canonical(plain, data)
+        return self._value(plain)
+
+    def _check_canonical(self, plain: Any, data: bytes) -> None:
         if len(_write_tree(plain)) != len(data):  # of two equal keys only one was read
             raise DamagedError("has a key twice, or is not in canonical form")
-        return self._value(plain)
 
     def _value(self, plain: Any) -> Any:
         kind = cast("object", type(plain))
@@ -548,17 +529,27 @@ class _Decoder:
 
     def _extension(self, code: int, data: bytes) -> Any:
         if code == _INT:
-            return _int_from_bytes(data)
+            number = int.from_bytes(data, "little", signed=True)
+            if _int_to_bytes(number) != data:
+                raise DamagedError("has a number that is not in canonical form")
+            return number
         if code == _COMPLEX:
             return complex(*struct.unpack("<dd", data))
         if code == _ARRAY:
-            try:
-                name, dtype, shape = _read_array(data)
-            except msgspec.ValidationError:
-                raise DamagedError("has an invalid array shape, name or dtype") from None
-            if len(_write_tree((name, dtype, shape))) != len(data):
-                raise DamagedError("is not in canonical form")
+            name, dtype, shape = _read_array(data)
+            self._check_canonical((name, dtype, shape), data)
             return self._arrays.take(name, dtype, shape)
+        if code == _SCALAR:
+            kind, content = _parse_dtype((scalar := _read_scalar(data))[0]), scalar[1]
+            self._check_canonical(scalar, data)
+            if len(content) != kind.itemsize or kind.kind in "US":
+                raise DamagedError("has a number whose size is not that of its dtype")
+            return _make_array(kind, [], np.array(bytearray(content), np.uint8))[()]
+        if code == _TENSOR:
+            tensor = _read_tensor(data)
+            whole = (tensor.name, tensor.dtype, tensor.shape)
+            self._check_canonical(whole if tensor.strides is None else tensor, data)
+            return self._tensor(tensor)
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise DamagedError(f"is nested deeper than {MAX_DEPTH}")
@@ -568,10 +559,6 @@ class _Decoder:
             items = list(cast("Sequence[Any]", inner))
             if code == _TUPLE:
                 return tuple(items)
-            if code == _SCALAR and len(items) == 2:
-                return _scalar_from_bytes(*items)
-            if code == _TENSOR and len(items) in (3, 5):
-                return self._tensor(*items)
             if code == _COUNTER and len(items) == 1 and isinstance(items[0], dict):
                 return Counter(cast("Mapping[Any, Any]", items[0]))
             if code == _MODULE and len(items) == 2 and isinstance(items[0], dict):
@@ -580,30 +567,31 @@ class _Decoder:
                 return found
         raise DamagedError(f"has the unknown type {code}")
 
-    def _tensor(self, name: object, dtype: object, shape: object, strides: object = None, offset: object = None) -> Any:
+    def _tensor(self, tensor: _Tensor) -> Any:
         """Return a tensor, or an array where the program has not imported torch."""
-        if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
+        if tensor.dtype not in DTYPES:
             raise DamagedError("has a tensor of an unknown dtype")
-        kind, sizes, is_whole = np.dtype(DTYPES[dtype].array), _parse_shape(shape), strides is None
-        steps = _contiguous(sizes) if is_whole else _parse_shape(strides)
-        start = 0 if is_whole else offset
+        form, name, sizes, start = DTYPES[tensor.dtype], tensor.name, tensor.shape, tensor.offset
+        kind, is_whole = np.dtype(form.array), tensor.strides is None
+        steps = _contiguous(sizes) if tensor.strides is None else tensor.strides
         if name not in self._blocks:
-            data = self._arrays.take_bytes(name, DTYPES[dtype].native if is_whole else None, sizes)
+            data = self._arrays.take_bytes(name, form.native if is_whole else None, sizes)
             self._blocks[name] = data, None if self._torch is None else self._torch.storage_of(data)
         data, storage = self._blocks[name]
         count = 0 if 0 in sizes else 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
-        if type(start) is not int or start < 0 or start % kind.itemsize or start + count * kind.itemsize > len(data):
+        if start % kind.itemsize or start + count * kind.itemsize > len(data):
             raise DamagedError("has a tensor that is not in its array")
         if storage is None:
             return np.ndarray(sizes, kind, cast("Any", data) if count else None, start, [step * kind.itemsize for step in steps])
-        return cast("Any", self._torch).tensor_in(storage, dtype, start, sizes, steps)
+        return cast("Any", self._torch).tensor_in(storage, tensor.dtype, start, sizes, steps)
 
 
 def _contiguous(sizes: list[int]) -> list[int]:
+    """Return the strides that torch gives a new tensor, in elements."""
     found, step = [1] * len(sizes), 1
     for place in range(len(sizes) - 1, -1, -1):
         found[place], step = step, step * max(sizes[place], 1)
-        if step > _format.MAX_INT:
+        if step > MAX_INT:
             raise DamagedError("has an invalid array shape")
     return found
 
@@ -616,10 +604,3 @@ def _text_of(path: _Path) -> str:
 
 def _int_to_bytes(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-
-
-def _int_from_bytes(data: bytes) -> int:
-    value = int.from_bytes(data, "little", signed=True)
-    if _int_to_bytes(value) != data:
-        raise DamagedError("has a number that is not in canonical form")
-    return value

@@ -11,18 +11,17 @@ import errno
 import os
 import stat
 import zlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from aiohooks._aio.fork import call_after_fork
 from aiohooks.checkpoint._format import LOCK, DamagedError
 from aiohooks.errors import CheckpointBusyError, CheckpointError
 
-T = TypeVar("T")
-
-_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
-_NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+# Python closes each descriptor in a new program, and tries again what a signal has interrupted, except `close`.
+_DIRECTORY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 # Opening a pipe for reading would wait for a writer.
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)
 # One read or write moves 2 GiB at most; smaller ones also let other threads run.
@@ -55,8 +54,7 @@ def _damage_errors() -> Generator[None]:
         raise
 
 
-def check_system() -> None:
-    """Refuse a system that opens no directories."""
+def _check_system() -> None:
     if os.open not in os.supports_dir_fd:
         raise OSError(
             errno.ENOTSUP,
@@ -78,10 +76,8 @@ class Files:
 
     def open_directory(self, path: Path | str, *, dir_fd: int | None = None) -> int:
         """Open a directory; with `dir_fd` it must not be a symbolic link."""
-        if dir_fd is None:
-            check_system()
-            return int(self.fs.open(path, _DIRECTORY))
-        return int(self.fs.open(path, _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
+        _check_system()
+        return int(self.fs.open(path, _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
 
     @contextlib.contextmanager
     def directory(self, path: Path | str, *, dir_fd: int | None = None, of_checkpoint: bool = False) -> Generator[int]:
@@ -108,7 +104,7 @@ class Files:
                 except FileNotFoundError:
                     missing.append(each)
         for each in reversed(missing):
-            self.sync_path(each.parent.parent)
+            self.sync_names_in(each.parent.parent)
             with contextlib.suppress(FileExistsError):
                 self.fs.mkdir(each, 0o700 if each is path else 0o777)
 
@@ -144,23 +140,14 @@ class Files:
         """Rename within one directory."""
         self.fs.rename(old, new, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
-    def sync(self, fd: int) -> None:
-        """Wait until the file or directory is durable. Never retry: after a failure the data is lost, and a retry succeeds."""
-        self.fs.fsync(fd)
-
-    def sync_path(self, path: Path) -> None:
+    def sync_names_in(self, path: Path) -> None:
         """Make the names in a directory durable, if this process may open it."""
         with contextlib.suppress(PermissionError), self.directory(path) as fd:
             self.fs.fsync(fd)
 
-    def free_bytes(self, dir_fd: int) -> int:
-        """Return how much can still be written to the file system of a directory."""
-        status = self.fs.statvfs(dir_fd)
-        return int(status.f_bavail * status.f_frsize)
-
     # Files
 
-    def write_new(self, name: str, chunks: Iterable[bytes | memoryview], *, dir_fd: int) -> tuple[int, str]:
+    def write_new(self, name: str, chunks: Iterable[bytes | memoryview], *, dir_fd: int) -> tuple[int, int]:
         """Write a new file, wait until it is durable, and return its size and CRC-32."""
         fd = self.fs.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600, dir_fd=dir_fd)
         checksum = size = 0
@@ -168,25 +155,20 @@ class Files:
             for chunk in chunks:
                 checksum = zlib.crc32(chunk, checksum)  # fast: training loses its time where it uses every core
                 size += len(chunk)
-                self._write(fd, memoryview(chunk))
-            self.fs.fsync(fd)
+                left = memoryview(chunk)
+                while left:
+                    written = self.fs.write(fd, left)
+                    if written <= 0:
+                        raise OSError(errno.EIO, "a write wrote nothing")
+                    left = left[written:]
+            self.fs.fsync(fd)  # never again after a failure: the data is lost by then, and a second one succeeds
         except BaseException:
             self.close_quietly(fd)
             raise
         # An error of closing may mean a lost write. After an interrupt Linux has closed the file, too.
         with contextlib.suppress(InterruptedError):
             self.fs.close(fd)
-        return size, f"{checksum:08x}"
-
-    def _write(self, fd: int, left: memoryview) -> None:
-        while left:
-            try:
-                written = self.fs.write(fd, left)
-            except InterruptedError:
-                continue
-            if written <= 0:
-                raise OSError(errno.EIO, "a write wrote nothing")
-            left = left[written:]
+        return size, checksum
 
     def read(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> bytes:
         """Return the content of a plain file; see `opened`."""
@@ -215,6 +197,12 @@ class Files:
         finally:
             self.close_quietly(fd)
 
+    def lock(self, fd: int, *, release: bool = False) -> None:
+        """Lock an open file, or raise `BlockingIOError`; or release it."""
+        import fcntl  # which Windows, where no directory can be opened, has not
+
+        getattr(self.fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN if release else fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def close_quietly(self, fd: int) -> None:
         """Close a descriptor and ignore errors."""
         with contextlib.suppress(OSError):
@@ -238,33 +226,35 @@ class FileReader:
     def pieces(self) -> Generator[bytes]:
         """Read the rest of the file; raise `DamagedError` if it is too short, or unreadable."""
         while self.left:
-            piece: bytes = self._read(self._fs.read, min(self.left, _MAX_READ_BYTES))
-            self._note_read(len(piece))
-            self.crc32 = zlib.crc32(piece, self.crc32)
-            yield piece
+            piece = bytearray(min(self.left, _MAX_READ_BYTES))
+            self.read_into([memoryview(piece)])
+            yield bytes(piece)
 
     def read_into(self, buffers: Sequence[memoryview]) -> None:
         """Fill buffers, a thousand at most, with what follows in the file; raises as `pieces` does."""
         if sum(map(len, buffers)) > self.left:
             raise DamagedError("is too short")
+        if len(buffers) > 1:
+            self._fill([each for each in buffers if each])
         for whole in buffers if len(buffers) == 1 else ():
             for start in range(0, len(whole), _MAX_READ_BYTES):
                 self._fill([whole[start : start + _MAX_READ_BYTES]])
-        if len(buffers) > 1:
-            self._fill([each for each in buffers if each])
 
-    def check(self, crc32: str) -> None:
+    def check(self, crc32: int) -> None:
         """Read the rest; raise `DamagedError` if the file has another checksum."""
         for _ in self.pieces():
             pass
-        if f"{self.crc32:08x}" != crc32:
+        if self.crc32 != crc32:
             raise DamagedError("does not have the checksum in the manifest")
 
     def _fill(self, buffers: list[memoryview]) -> None:
         first = 0
         while first < len(buffers):
-            count: int = self._read(self._fs.readv, buffers[first:])
-            self._note_read(count)
+            with _damage_errors():
+                count: int = self._fs.readv(self._fd, buffers[first:])
+            if not count:
+                raise DamagedError(f"ends {self.left} bytes early")
+            self.left -= count
             while first < len(buffers) and count >= len(buffers[first]):
                 self.crc32 = zlib.crc32(buffers[first], self.crc32)
                 count -= len(buffers[first])
@@ -272,16 +262,6 @@ class FileReader:
             if count:
                 self.crc32 = zlib.crc32(buffers[first][:count], self.crc32)
                 buffers[first] = buffers[first][count:]
-
-    def _read(self, read: Callable[[int, Any], T], what: object) -> T:
-        while True:
-            with _damage_errors(), contextlib.suppress(InterruptedError):
-                return read(self._fd, what)
-
-    def _note_read(self, count: int) -> None:
-        if not count:
-            raise DamagedError(f"ends {self.left} bytes early")
-        self.left -= count
 
 
 class DirectoryLock:
@@ -310,18 +290,17 @@ class DirectoryLock:
             self.check_place()
             self._lock_again(self._directory)
             return self._directory
-        check_system()
+        _check_system()
         self._files.make_directories(self._path)
         self._directory = directory = self._files.open_directory(self._path)
         try:
             self._check_owner(directory)
             self._lock = self._lock_file(directory)
             # The name of the directory itself, which may be new, or not yet durable since a crash.
-            self._files.sync_path(self._path.parent)
+            self._files.sync_names_in(self._path.parent)
         except BaseException:
             self.release()
             raise
-        self._write_pid(self._lock)
         return directory
 
     def check_place(self) -> None:
@@ -359,7 +338,6 @@ class DirectoryLock:
                 return
         self._lock = self._lock_file(directory)
         self._files.close_quietly(held)
-        self._write_pid(self._lock)
 
     def _lock_file(self, directory: int) -> int:
         fs = self._files.fs
@@ -367,28 +345,24 @@ class DirectoryLock:
         try:
             if not stat.S_ISREG(fs.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, f"{LOCK} is not a plain file")
-            try:
-                import fcntl
-            except ImportError:
-                raise OSError(errno.ENOTSUP, "this system has no flock, which keeps a second writer out") from None
-            flock = getattr(fs, "flock", fcntl.flock)
-            flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._files.lock(fd)
         except BaseException as error:
             self._files.close_quietly(fd)
             if isinstance(error, BlockingIOError):
                 raise self._busy_error(directory) from None
             raise
+        with contextlib.suppress(OSError):  # only for the message to other writers
+            fs.ftruncate(fd, 0)
+            fs.pwrite(fd, f"{os.getpid()}\n".encode("ascii"), 0)
         return fd
 
     def release(self) -> None:
         lock, directory = self._lock, self._directory
         self._lock = self._directory = None
         if lock is not None:
-            import fcntl
-
             # Closing would not release it while a forked child has the file open.
             with contextlib.suppress(OSError):
-                getattr(self._files.fs, "flock", fcntl.flock)(lock, fcntl.LOCK_UN)
+                self._files.lock(lock, release=True)
             self._files.close_quietly(lock)
         if directory is not None:
             self._files.close_quietly(directory)
@@ -404,17 +378,12 @@ class DirectoryLock:
     def _check_owner(self, directory: int) -> None:
         status = self._files.fs.fstat(directory)
         writable_by_others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-        if writable_by_others and hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        if writable_by_others and status.st_uid != os.geteuid():
             raise CheckpointError(
                 errno.EPERM,
                 f"{self._path} belongs to user {status.st_uid} and others may write to it, so they could replace the "
                 "checkpoints in it; use a directory of your own, or have its mode changed to 0755",
             )
-
-    def _write_pid(self, lock: int) -> None:
-        with contextlib.suppress(OSError):  # only for the message to other writers
-            self._files.fs.ftruncate(lock, 0)
-            self._files.fs.pwrite(lock, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def _busy_error(self, directory: int) -> CheckpointBusyError:
         try:

@@ -1,6 +1,6 @@
-"""The names in a checkpoint directory, and the manifest of a checkpoint: its step, sequence, metrics, file sizes and checksums.
+"""What the files of a checkpoint directory are: their names, the manifest of a checkpoint, and the dtypes of tensors.
 
-A manifest has one canonical form; anything else is damage.
+A manifest has one form, which `encode` gives; anything else is damage.
 """
 
 from __future__ import annotations
@@ -17,25 +17,62 @@ from collections.abc import Container, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple
 
-from aiohooks.checkpoint.checkpoint import INTERIM, Checkpoint
+from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
+FORMAT = "aiohooks-checkpoint"
+VERSION = 2
+"""The newest version of the format. The first has no tensors of PyTorch; a manifest has the oldest that is enough."""
 LOCK = ".lock"
 ARRAYS = "arrays.safetensors"
 STATE = "state.msgpack"
 MANIFEST = "manifest.json"
 FILES = (ARRAYS, STATE)
 """The files that a manifest lists."""
-
+INTERIM = "(interim)"
+"""The metric by which a manifest says that a checkpoint is an interim one."""
 MAX_INT = 2**63 - 1
-# A name read from a file must match.
-_SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 
-_STEP = re.compile(r"step-([0-9]{12,19})\.([0-9]{6,19})", re.ASCII)
-_DAMAGED = re.compile(r"damaged-(step-[0-9]{12,19}\.[0-9]{6,19})(?:-[0-9]{1,9})?", re.ASCII)
-_TEMPORARY = re.compile(r"\.tmp-(?:drop-)?step-[0-9]{12,19}\.[0-9]{6,19}(?:-[0-9]{1,9})?", re.ASCII)
+
+class TensorDtype(NamedTuple):
+    """How elements of a dtype of torch are stored."""
+
+    array: str
+    """The dtype of numpy that the tensor is read as where torch is not imported: the same, or else the bits as integers."""
+    native: str | None = None
+    """The name that safetensors has for it; without one, plain bytes are stored."""
+
+
+DTYPES: Mapping[str, TensorDtype] = {
+    "bool": TensorDtype("|b1", "BOOL"),
+    "uint8": TensorDtype("|u1", "U8"),
+    "int8": TensorDtype("|i1", "I8"),
+    "uint16": TensorDtype("<u2", "U16"),
+    "int16": TensorDtype("<i2", "I16"),
+    "uint32": TensorDtype("<u4", "U32"),
+    "int32": TensorDtype("<i4", "I32"),
+    "uint64": TensorDtype("<u8", "U64"),
+    "int64": TensorDtype("<i8", "I64"),
+    "float16": TensorDtype("<f2", "F16"),
+    "float32": TensorDtype("<f4", "F32"),
+    "float64": TensorDtype("<f8", "F64"),
+    "complex64": TensorDtype("<c8"),
+    "complex128": TensorDtype("<c16"),
+    "bfloat16": TensorDtype("<u2", "BF16"),
+    "complex32": TensorDtype("<u4"),
+    "float8_e4m3fn": TensorDtype("|u1", "F8_E4M3"),
+    "float8_e5m2": TensorDtype("|u1", "F8_E5M2"),
+    **dict.fromkeys(
+        ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "bits8", "bits1x8", "bits2x4", "bits4x2"],
+        TensorDtype("|u1"),
+    ),
+    **{f"{kind}{bits}": TensorDtype("|u1") for kind in ("int", "uint") for bits in range(1, 8)},
+    "bits16": TensorDtype("<u2"),
+}
+"""By the name in torch. Quantised ones are not among them: their elements mean nothing without a scale."""
 
 
 class DamagedError(Exception):
@@ -61,6 +98,13 @@ def damage_in(file: str) -> Generator[None]:
         yield
     except DamagedError as error:
         raise DamagedError(f"{file} {error}") from error.__cause__
+
+
+# Names
+
+_STEP = re.compile(r"step-([0-9]{12,19})\.([0-9]{6,19})", re.ASCII)
+_DAMAGED = re.compile(rf"damaged-({_STEP.pattern})(?:-[0-9]{{1,9}})?", re.ASCII)
+_TEMPORARY = re.compile(rf"\.tmp-(?:drop-)?{_STEP.pattern}(?:-[0-9]{{1,9}})?", re.ASCII)
 
 
 class Name(NamedTuple):
@@ -110,24 +154,14 @@ def next_sequence(names: Iterable[str]) -> int:
     return 1 + max((each.sequence for each in found if each is not None), default=0)
 
 
-FORMAT = "aiohooks-checkpoint"
-VERSION = 2
-"""The newest version of the format. The first has no tensors of PyTorch; a manifest has the oldest that is enough."""
-MAX_MANIFEST_BYTES = 4 * 1024 * 1024
-_MAX_ENTRIES = 65_536
-
-_KEYS = {"format", "version", "step", "sequence", "metrics", "files", "checksum"}
-_CRC32 = re.compile(r"[0-9a-f]{8}", re.ASCII)
-# JSON has no such numbers, but a loss may be one.
-_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+# Manifests
 
 
-@dataclass(frozen=True, slots=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """What a manifest states of a file."""
 
     size: int
-    crc32: str
+    crc32: int
 
 
 def checked_pieces(pieces: Iterable[bytes], entry: FileEntry) -> Generator[bytes]:
@@ -145,7 +179,7 @@ def checked_pieces(pieces: Iterable[bytes], entry: FileEntry) -> Generator[bytes
         yield piece
     if size != entry.size:
         raise DamagedError(f"does not have the {entry.size} bytes in the manifest")
-    if f"{crc32:08x}" != entry.crc32:
+    if crc32 != entry.crc32:
         raise DamagedError("does not have the checksum in the manifest")
 
 
@@ -189,7 +223,7 @@ def check_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, float]:
             found[str(name)] = float(value)
         except (TypeError, ValueError, OverflowError):
             raise InvalidArgumentError(f"metrics[{name!r}] is {value!r}; give a number") from None
-    if len(found) + len(FILES) > _MAX_ENTRIES or len(_canonical(_metrics_to_json(found))) > MAX_MANIFEST_BYTES - 4096:
+    if len(_canonical(_metrics_to_json(found))) > MAX_MANIFEST_BYTES - 4096:
         raise InvalidArgumentError(f"metrics has {len(found)} entries, too many for a manifest; put them into the state instead")
     return MappingProxyType(dict(sorted(found.items())))
 
@@ -202,7 +236,7 @@ def encode(manifest: Manifest) -> bytes:
         "step": manifest.name.step,
         "sequence": manifest.name.sequence,
         "metrics": _metrics_to_json(manifest.metrics),
-        "files": {name: {"size": entry.size, "crc32": entry.crc32} for name, entry in manifest.files.items()},
+        "files": {name: {"size": entry.size, "crc32": f"{entry.crc32:08x}"} for name, entry in manifest.files.items()},
     }
     return _canonical({**content, "checksum": _checksum(content)})
 
@@ -211,72 +245,39 @@ def decode(data: bytes, name: Name) -> Manifest:
     """Read the manifest of the checkpoint of that name.
 
     Raises:
-        DamagedError: it is not a manifest in canonical form, or belongs to another checkpoint.
+        DamagedError: it is not what `encode` gives, or belongs to another checkpoint.
         NewerVersionError: it is valid and of a later version.
     """
     try:
-        content = json.loads(data.decode("ascii"), parse_constant=_reject_constant, parse_int=_parse_int)
-        again = _canonical(content)
-    except DamagedError:
-        raise
-    except (ValueError, RecursionError, OverflowError, MemoryError) as error:
+        content: Any = json.loads(data.decode("ascii"))
+        if content["format"] != FORMAT:
+            raise DamagedError(f"is not a manifest of the format {FORMAT!r}")
+        if _canonical(content) != data:  # also where a key is there twice, of which one was read
+            raise DamagedError("is not in canonical form")
+        if content["checksum"] != _checksum({key: value for key, value in content.items() if key != "checksum"}):
+            raise DamagedError("does not have the checksum it states")
+        version = content["version"]
+        if type(version) is int and version > VERSION:
+            raise NewerVersionError(version)
+        if Name(content["sequence"], content["step"]) != name:
+            raise DamagedError(f"is of another checkpoint than {name}")
+        if content["files"].keys() != set(FILES):
+            raise DamagedError(f"does not name the files {' and '.join(FILES)}, and no others")
+        files = {file: FileEntry(int(each["size"]), int(each["crc32"], 16)) for file, each in content["files"].items()}
+        metrics = {key: float(value) for key, value in content["metrics"].items()}
+        found = Manifest(name, MappingProxyType(metrics), MappingProxyType(files), int(version))
+    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise DamagedError(f"is not a manifest ({type(error).__name__})") from None
-    if not isinstance(content, dict) or cast("dict[str, Any]", content).get("format") != FORMAT:
-        raise DamagedError(f"is not a manifest of the format {FORMAT!r}")
-    content = cast("dict[str, Any]", content)
-    if again != data:  # also where a key is there twice, of which one was read
-        raise DamagedError("is not in canonical form")
-    checksum = content.get("checksum")
-    if checksum != _checksum({key: value for key, value in content.items() if key != "checksum"}):
-        raise DamagedError("does not have the checksum it states")
-    if (version := _int(content, "version")) > VERSION:
-        raise NewerVersionError(version)
-    if version < 1 or content.keys() != _KEYS:
+    # The conversions above let a bool pass for an int, or a text for a float: these are written in another way.
+    if encode(found) != data:
         raise DamagedError("does not have the entries of a manifest")
-    if (_int(content, "sequence"), _int(content, "step")) != name:
-        raise DamagedError(f"is of another checkpoint than {name}")
-    metrics, files = content["metrics"], content["files"]
-    if not isinstance(metrics, dict) or not isinstance(files, dict):
-        raise DamagedError("does not have the entries of a manifest")
-    metrics, files = cast("dict[str, Any]", metrics), cast("dict[str, Any]", files)
-    if len(metrics) + len(files) > _MAX_ENTRIES:
-        raise DamagedError(f"has more than {_MAX_ENTRIES} entries")
-    found = MappingProxyType({key: _metric(value) for key, value in metrics.items()})
-    return Manifest(name, found, MappingProxyType(_file_entries(files)), version)
-
-
-def _file_entries(files: dict[str, Any]) -> dict[str, FileEntry]:
-    if not all(map(_SAFE_NAME.fullmatch, files)):
-        raise DamagedError("names a file that is not part of a checkpoint")
-    if files.keys() != set(FILES):
-        raise DamagedError(f"does not name the files {' and '.join(FILES)}")
-    found: dict[str, FileEntry] = {}
-    for name, entry in files.items():
-        if not isinstance(entry, dict) or cast("dict[str, Any]", entry).keys() != {"size", "crc32"}:
-            raise DamagedError(f"does not state size and crc32 of {name}")
-        entry = cast("dict[str, Any]", entry)
-        if not isinstance(entry["crc32"], str) or not _CRC32.fullmatch(entry["crc32"]):
-            raise DamagedError(f"has an invalid crc32 of {name}")
-        found[name] = FileEntry(_int(entry, "size"), entry["crc32"])
+    if found.version < 1 or not all(0 <= number <= MAX_INT for entry in files.values() for number in entry):
+        raise DamagedError("has a number out of its range")
     return found
 
 
-def _int(content: dict[str, Any], key: str) -> int:
-    value = content.get(key)
-    if type(value) is not int or not 0 <= value <= MAX_INT:
-        raise DamagedError(f"has an invalid {key!r}")
-    return value
-
-
-def _metric(value: object) -> float:
-    if type(value) is float:
-        return value
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return _NOT_FINITE[value]
-    raise DamagedError("has a metric that is not a float")
-
-
 def _metrics_to_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    # JSON has no such numbers, but a loss may be one.
     return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
@@ -286,14 +287,3 @@ def _canonical(content: object) -> bytes:
 
 def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(_canonical(content)).hexdigest()
-
-
-def _reject_constant(text: str) -> NoReturn:
-    raise DamagedError("has a number that is not valid JSON")
-
-
-def _parse_int(text: str) -> int:
-    # The length comes first: converting a number of a million digits takes long.
-    if len(text) > 19 or abs(value := int(text)) > MAX_INT:
-        raise DamagedError(f"has an int above {MAX_INT}")
-    return value

@@ -16,8 +16,7 @@ from typing import Any, cast
 
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import DamagedError, FileEntry, Manifest, Name, NewerVersionError, damage_in
-from aiohooks.checkpoint.checkpoint import Checkpoint
-from aiohooks.checkpoint.policies import KeepPolicy, not_kept
+from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy, not_kept
 from aiohooks.errors import InvalidArgumentError, missing_extra
 
 try:

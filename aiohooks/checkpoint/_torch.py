@@ -1,17 +1,16 @@
-"""What is done with tensors of PyTorch. Imported only where the program has imported torch (`_tensors.torch_support`)."""
+"""What is done with tensors of PyTorch. Imported only where the program has imported torch (`stateful.torch_support`)."""
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aiohooks.checkpoint._tensors import DTYPES, HostMemory
+from aiohooks.checkpoint._format import DTYPES
 
 _NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in DTYPES if hasattr(torch, name)}
 """The dtypes of this torch that a checkpoint can hold."""
@@ -98,10 +97,6 @@ class Block:
         found = torch.empty(0, dtype=torch.uint8, device=self.storage.device)
         return found.set_(self.storage, self.begin, (self.nbytes,), (1,))
 
-    def bytes_on_host(self) -> Any:
-        """Return its bytes as an array of numpy: its own memory if that is the host's."""
-        return self.on_device().cpu().numpy()
-
 
 def _is_dense(member: Member, nbytes: int) -> bool:
     """Return whether the elements of a tensor fill the block, in whatever order."""
@@ -123,8 +118,6 @@ class Placed(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     """In elements."""
-    is_whole: bool
-    """Whether it is contiguous and all of the block."""
 
 
 def place(tensors: Mapping[int, Tensor]) -> dict[int, Placed]:
@@ -162,18 +155,7 @@ def _place_in_block(parts: Sequence[tuple[int, int, int, Tensor]], end: int, fou
     for start, _, key, tensor in parts:
         size, shape, strides = tensor.element_size(), tuple(tensor.shape), tensor.stride()
         block.members.append(Member(start - begin, shape, tuple(size * stride for stride in strides), size))
-        is_whole = start == begin and tensor.is_contiguous() and math.prod(shape) * size == block.nbytes
-        found[key] = Placed(block, start - begin, shape, strides, is_whole and strides == contiguous_strides(shape))
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides that torch gives a new tensor, in elements."""
-    found: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        found.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(found))
+        found[key] = Placed(block, start - begin, shape, strides)
 
 
 def new_memory(size: int) -> Any:
@@ -181,8 +163,8 @@ def new_memory(size: int) -> Any:
     return torch.empty(size, dtype=torch.uint8, device="cpu").numpy()
 
 
-def host_copies(tensors: Mapping[int, Tensor], memory: HostMemory) -> dict[int, Any]:
-    """Return copies of tensors in the host's memory, where they share it as the tensors do.
+def host_copies(tensors: Mapping[int, Tensor], take: Callable[[int], memoryview]) -> dict[int, Any]:
+    """Return copies of tensors in the memory that `take` gives, where they share it as the tensors do.
 
     Tensors that a checkpoint cannot hold are returned as they are: not each can be copied, and the save refuses them.
     """
@@ -193,7 +175,7 @@ def host_copies(tensors: Mapping[int, Tensor], memory: HostMemory) -> dict[int, 
         if one.block not in offsets:
             offsets[one.block] = size
             size += -(-one.block.nbytes // _ALIGNMENT) * _ALIGNMENT
-    everything = torch.frombuffer(memory.take(max(size, 1), sys.modules[__name__]), dtype=torch.uint8)
+    everything = torch.frombuffer(take(max(size, 1)), dtype=torch.uint8)
     host, array = everything.untyped_storage(), everything.numpy()
     for block, offset in offsets.items():
         source = block.on_device()

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from aiohooks.checkpoint._format import DamagedError, NewerVersionError
-from aiohooks.checkpoint.policies import KeepNewest
 from aiohooks.checkpoint.saver import CheckpointDirectory, Verified
 from aiohooks.errors import CheckpointError, printable
 
@@ -28,7 +27,7 @@ def checkpoints(directory: str) -> int:
         if is_mirror:
             found = _verify_mirror(directory)
         else:
-            found = CheckpointDirectory(path, keep=KeepNewest(), min_free_bytes=0, read_only=True).verify()
+            found = CheckpointDirectory(path, read_only=True).verify()
     except CheckpointError as error:
         print(printable(str(error)), file=sys.stderr)
         return 1
@@ -95,19 +94,15 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         # Numbers are aligned to the right, text to the left.
-        cells = [
-            cell.rjust(width) if place < 3 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
+        aligned = (str.rjust if place < 3 else str.ljust for place in range(len(row)))
+        cells = [align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)]
         print("  ".join(cells).rstrip())
 
 
 def _readable_size(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    value, unit = size / 1024, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:
             break
         value, unit = value / 1024, larger
-    return f"{value:.1f} {unit}"
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"

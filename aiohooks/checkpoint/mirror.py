@@ -11,7 +11,7 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -23,8 +23,7 @@ from aiohooks._validate import check_instance, check_mapping, check_secs, checke
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError
-from aiohooks.checkpoint.checkpoint import Checkpoint
-from aiohooks.checkpoint.policies import KeepPolicy
+from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy
 from aiohooks.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -174,11 +173,11 @@ class Copier:
         self._is_away = False
         """Whether the last restore could not read the mirror, or has missed its directory, which then is not made either."""
         self._saves_unseen = False
-        self._first_unseen: int | None = None
-        self._last_unseen = -1
-        """The first and the last sequence that was chosen without knowing those in the mirror."""
+        """Whether the sequence of the save that has begun is chosen without knowing those in the mirror."""
+        self._unseen: set[int] = set()
+        """The sequences that were chosen so."""
         self._shift = 0
-        """What makes sequences that were chosen so later than all that were in the mirror."""
+        """What makes them later than all that were in the mirror."""
         self._pending: deque[_Pending] = deque()
         self._current: _Pending | None = None
         self._task: asyncio.Task[None] | None = None
@@ -195,7 +194,7 @@ class Copier:
             url=str(self.mirror),
             latest_step=self._latest_step,
             copied=self._copied,
-            pending=len(self._pending) + (self._current is not None),
+            pending=len(self._waiting),
             replaced=self._replaced,
             failures=self._failures,
             error=self._error,
@@ -210,7 +209,7 @@ class Copier:
         self._saves_unseen = self._newest_there is None
         if self._newest_there is not None:
             return self._newest_there + 1, 1
-        return 0, _UNSEEN if self._is_away and self._first_unseen is None else 1
+        return 0, _UNSEEN if self._is_away and not self._unseen else 1
 
     # Copying there
 
@@ -218,10 +217,9 @@ class Copier:
         """Copy a committed checkpoint in the background; one that `is_saved` has its sequence since the last `begin_save`."""
         pending = _Pending(checkpoint, is_new)
         if is_saved and self._saves_unseen:
-            self._last_unseen = checkpoint.sequence
-            if self._first_unseen is None:
-                self._first_unseen = checkpoint.sequence
+            if not self._unseen:
                 self._shift = max(0, (self._newest_there or 0) + 1 - checkpoint.sequence)
+            self._unseen.add(checkpoint.sequence)
         self._pending.append(pending)
         if self._newest_there is not None:
             self._newest_there = max(self._newest_there, self._name_there(pending).sequence)
@@ -231,9 +229,8 @@ class Copier:
 
     def _name_there(self, pending: _Pending) -> Name:
         """Return the name of a checkpoint in the mirror."""
-        first, sequence = self._first_unseen, pending.checkpoint.sequence
-        is_unseen = first is not None and first <= sequence <= self._last_unseen
-        return Name(sequence + self._shift if is_unseen else sequence, pending.checkpoint.step)
+        sequence = pending.checkpoint.sequence
+        return Name(sequence + self._shift if sequence in self._unseen else sequence, pending.checkpoint.step)
 
     async def _look(self, *, missing_ok: bool) -> list[Name]:
         """Return the names in the mirror, newest first, and learn the highest sequence."""
@@ -241,11 +238,14 @@ class Copier:
         names = await self._in_thread(lambda alive: remote.names(alive, missing_ok=missing_ok))
         newest = names[0].sequence if names else 0
         if self._newest_there is None and (remote.is_there or self._current is not None):
-            if self._first_unseen is not None:
-                self._shift = max(0, newest + 1 - self._first_unseen)
-            waiting = [*self._pending, *([] if self._current is None else [self._current])]
-            self._newest_there = max(newest, *(self._name_there(each).sequence for each in waiting), 0)
+            self._shift = max(0, newest + 1 - min(self._unseen, default=newest + 1))
+            self._newest_there = max(newest, *(self._name_there(each).sequence for each in self._waiting), 0)
         return names
+
+    @property
+    def _waiting(self) -> list[_Pending]:
+        """All that are not in the mirror yet, also the one that is being copied."""
+        return [*(() if self._current is None else (self._current,)), *self._pending]
 
     def _drop_replaced(self) -> None:
         while len(self._pending) > self.mirror.max_pending:
@@ -280,10 +280,15 @@ class Copier:
         if self._newest_there is None:
             await self._look(missing_ok=not self._is_away)
         remote, keep, checkpoint, name = self._remote, self._keep, pending.checkpoint, self._name_there(pending)
-        options = {"is_new": pending.is_new, "may_make": not self._is_away}
-        check = self._check_place
+        may_make = not self._is_away
+
+        def upload(alive: Alive) -> bool | None:
+            with _opened(checkpoint, self._check_place) as (manifest, contents):
+                manifest = dataclasses.replace(manifest, name=name)
+                return remote.upload(manifest, contents, alive, is_new=pending.is_new, may_make=may_make)
+
         try:
-            written = await self._in_thread(lambda alive: _upload(remote, checkpoint, name, check, alive, options))
+            written = await self._in_thread(upload)
         except _RemovedHereError:
             written = None
         if written is None:
@@ -320,14 +325,10 @@ class Copier:
             self._pending.rotate(1)  # the newest first: there may be no time for the others
         complete = await wait_done([self._task], secs)
         if not complete:
-            waiting = (self._current, *self._pending)
-            steps = ", ".join(str(each.checkpoint.step) for each in waiting if each is not None)
+            steps = ", ".join(str(each.checkpoint.step) for each in self._waiting)
             _logger.warning(
                 "mirror %s: not copied within %s s: the checkpoints of the steps %s (%s)",
-                self.mirror,
-                secs,
-                steps,
-                self._error or "it is slow",
+                *(self.mirror, secs, steps, self._error or "it is slow"),
             )
         return complete
 
@@ -496,15 +497,9 @@ class _Pipe:
         self._room.release()
 
 
-def _upload(
-    remote: RemoteDirectory,
-    checkpoint: Checkpoint,
-    name: Name,
-    check_place: Callable[[], None],
-    alive: Alive,
-    options: Mapping[str, bool],
-) -> bool | None:
-    """Upload a checkpoint under a name; see `RemoteDirectory.upload`."""
+@contextlib.contextmanager
+def _opened(checkpoint: Checkpoint, check_place: Callable[[], None]) -> Generator[tuple[Manifest, dict[str, Iterable[bytes]]]]:
+    """Open a checkpoint, whose files can be read to their end when it is removed here meanwhile."""
     files, path = Files(), checkpoint.path
     with contextlib.ExitStack() as opened:
         try:
@@ -512,8 +507,7 @@ def _upload(
             fd = opened.enter_context(files.directory(path.name, dir_fd=parent))
             data = files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
             manifest = _format.decode(data, Name(checkpoint.sequence, checkpoint.step))
-            # Opened now: they can be read to their end when the checkpoint is removed here meanwhile.
-            contents = {
+            contents: dict[str, Iterable[bytes]] = {
                 file: opened.enter_context(files.opened(file, dir_fd=fd, size=entry.size)).pieces()
                 for file, entry in manifest.files.items()
             }
@@ -522,7 +516,7 @@ def _upload(
             if path.exists():
                 raise
             raise _RemovedHereError from None
-        return remote.upload(dataclasses.replace(manifest, name=name), contents, alive, **options)
+        yield manifest, contents
 
 
 def _read(remote: RemoteDirectory, manifest: Manifest, pipe: _Pipe, alive: Alive) -> None:

@@ -1,15 +1,34 @@
-"""Which checkpoints are kept: pure functions of the existing ones, combined with `|`."""
+"""What a checkpoint is, and which ones are kept: pure functions of the existing ones, combined with `|`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from aiohooks._validate import check_choice, checked_int
-from aiohooks.checkpoint.checkpoint import Checkpoint
 from aiohooks.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint on disk."""
+
+    step: int
+    """The global step it holds."""
+    sequence: int
+    """Its number in the order of commits: the newest checkpoint of a directory has the highest."""
+    metrics: Mapping[str, float] = field(hash=False, default_factory=lambda: MappingProxyType({}))
+    """The metrics given to `Saver.save`; `KeepBest` compares them."""
+    path: Path = Path()
+    """Its directory."""
+    size: int = 0
+    """The bytes of its state."""
+    interim: bool = False
+    """Whether it was saved where the run stopped, and was not due: the next one of the resumed run replaces it."""
 
 
 class KeepPolicy:

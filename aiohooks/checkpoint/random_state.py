@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from aiohooks.checkpoint._tensors import torch_support
+from aiohooks.checkpoint.stateful import torch_support
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError
 
 _Access = tuple[Callable[[], Any], Callable[[Any], object]]

@@ -19,13 +19,11 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
+from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
-from aiohooks.checkpoint._tensors import torch_support
-from aiohooks.checkpoint.checkpoint import Checkpoint, Restored
 from aiohooks.checkpoint.mirror import Copier, Mirror, MirrorError, MirrorStatus
-from aiohooks.checkpoint.policies import KeepNewest, KeepPolicy, not_kept
-from aiohooks.checkpoint.stateful import Stateful
+from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, not_kept
+from aiohooks.checkpoint.stateful import Stateful, torch_support
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
 _logger = logging.getLogger("aiohooks")
@@ -35,6 +33,18 @@ T = TypeVar("T")
 _MAX_READ_ATTEMPTS = 10
 _MANIFEST_BYTES = 4096
 """What the check of free space allows for a manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The result of `Saver.restore`."""
+
+    checkpoint: Checkpoint
+    """The checkpoint that was read."""
+    state: dict[str, Any]
+    """The saved state, equal to the last bit."""
+    set_aside: tuple[tuple[str, str], ...] = ()
+    """Name and reason of each damaged checkpoint that was skipped, newest first."""
 
 
 class Saver:
@@ -323,7 +333,9 @@ class CheckpointDirectory:
     A call lists the directory once: other processes do not change what belongs to the holder of the lock.
     """
 
-    def __init__(self, path: Path, *, keep: KeepPolicy, min_free_bytes: int, read_only: bool, fs: Any = os) -> None:
+    def __init__(
+        self, path: Path, *, keep: KeepPolicy = KeepNewest(5), min_free_bytes: int = 0, read_only: bool = False, fs: Any = os
+    ) -> None:
         self.path = path
         self._keep = keep
         self._min_free_bytes = min_free_bytes
@@ -341,6 +353,25 @@ class CheckpointDirectory:
         """Replace the mutex in a forked child, where no thread would release it."""
         self._mutex = threading.Lock()
 
+    @contextlib.contextmanager
+    def _one_at_a_time(self, failure: str, *, writes: str | None = None) -> Generator[None]:
+        """Run the block alone; its errors begin with `failure`. A reader does not do what `writes` names."""
+        with self._mutex, _error_context(failure):
+            if writes is not None and self._read_only:
+                raise CheckpointError(errno.EROFS, f"the Saver of {self.path} has read_only=True, so it cannot {writes}")
+            yield
+
+    def _acquire(self) -> tuple[int, set[str]]:
+        """Return the directory, locked, and the names in it, without the leftovers of a writer that was killed."""
+        dir_fd = self._lock.acquire()
+        names = self._files.list_names(dir_fd)
+        for name in sorted(filter(_format.is_temporary, names)):
+            try:
+                self._files.remove_directory(name, dir_fd=dir_fd)
+            except OSError as error:
+                _logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
+        return dir_fd, names
+
     # Saving
 
     def save(
@@ -349,28 +380,21 @@ class CheckpointDirectory:
         """Save a state, with a sequence of at least `least_sequence`, and `stride` after the highest one here."""
         from aiohooks.checkpoint import _encoding
 
-        with self._mutex:
-            with _error_context(f"the checkpoint of step {step} was not saved in {self.path}"):
-                if self._read_only:
-                    raise CheckpointError(errno.EROFS, f"the Saver of {self.path} has read_only=True, so it cannot save")
-                data, arrays = _encoding.encode(state)
-                dir_fd = self._lock.acquire()
-                names = self._files.list_names(dir_fd)
-                self._remove_unfinished(dir_fd, names)
-                self._check_space(dir_fd, arrays.size + len(data) + _MANIFEST_BYTES)
-                name = Name(max(_format.next_sequence(names) - 1 + stride, least_sequence), step)
-                contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
-                manifest = self._commit(dir_fd, names, name, metrics, contents, arrays.version)
-            saved = self._known[name] = manifest.checkpoint(self.path)
+        with self._one_at_a_time(f"the checkpoint of step {step} was not saved in {self.path}", writes="save"):
+            data, arrays = _encoding.encode(state)
+            dir_fd, names = self._acquire()
+            name = Name(max(_format.next_sequence(names) - 1 + stride, least_sequence), step)
+            contents = {_format.ARRAYS: arrays.chunks(), _format.STATE: [data]}
+            manifest = Manifest(name, metrics, {}, arrays.version)
+            saved = self._commit(dir_fd, names, manifest, contents, arrays.size + len(data))
+            self._known[name] = saved
             self._remove_old(dir_fd, names, saved)
             return saved
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> Checkpoint | None:
-        with self._mutex, _error_context(f"the metrics of step {step} were not added to its checkpoint in {self.path}"):
-            if self._read_only:
-                raise CheckpointError(errno.EROFS, f"the Saver of {self.path} has read_only=True, so it cannot add metrics")
-            dir_fd = self._lock.acquire()
-            names = self._files.list_names(dir_fd)
+        what = f"the metrics of step {step} were not added to its checkpoint in {self.path}"
+        with self._one_at_a_time(what, writes="add metrics"):
+            dir_fd, names = self._acquire()
             there = [each for each in self._sound(dir_fd, names) if each.step == step]
             if not there:
                 return None
@@ -383,7 +407,7 @@ class CheckpointDirectory:
                     self._files.fs.unlink(temporary, dir_fd=fd)
                 self._files.write_new(temporary, [_format.encode(manifest)], dir_fd=fd)
                 self._files.rename(temporary, _format.MANIFEST, dir_fd=fd)
-                self._files.sync(fd)
+                self._files.fs.fsync(fd)
             found = self._known[name] = manifest.checkpoint(self.path)
             self._remove_old(dir_fd, names, found)
             return found
@@ -391,66 +415,49 @@ class CheckpointDirectory:
     def add(self, manifest: Manifest, contents: Mapping[str, Iterable[bytes]]) -> None:
         """Commit a checkpoint that was made elsewhere, under the same name. Errors of `contents` pass as they are."""
         name = manifest.name
-        with self._mutex, _error_context(f"checkpoint {name} was not downloaded to {self.path}"):
-            dir_fd = self._lock.acquire()
-            names = self._files.list_names(dir_fd)
-            self._remove_unfinished(dir_fd, names)
+        with self._one_at_a_time(f"checkpoint {name} was not downloaded to {self.path}"):
+            dir_fd, names = self._acquire()
             if str(name) in names:
                 raise FileExistsError(errno.EEXIST, f"{name} exists, is damaged, and cannot be set aside")
-            self._check_space(dir_fd, manifest.size + _MANIFEST_BYTES)
-            self._commit(dir_fd, names, name, manifest.metrics, contents, manifest.version)
-
-    def _remove_unfinished(self, dir_fd: int, names: set[str]) -> None:
-        """Remove the leftovers of a writer that was killed. Only the holder of the lock may."""
-        for name in sorted(filter(_format.is_temporary, names)):
-            try:
-                self._files.remove_directory(name, dir_fd=dir_fd)
-            except OSError as error:
-                _logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
-
-    def _check_space(self, dir_fd: int, size: int) -> None:
-        if self._min_free_bytes == 0:
-            return
-        missing = size + self._min_free_bytes - self._files.free_bytes(dir_fd)
-        if missing > 0:
-            raise CheckpointError(
-                errno.ENOSPC,
-                f"the checkpoint needs {size} bytes and min_free_bytes is {self._min_free_bytes}: the disk has {missing} bytes "
-                "too few; make room, or keep fewer checkpoints",
-            )
+            self._commit(dir_fd, names, manifest, contents, manifest.size)
 
     def _commit(
-        self,
-        dir_fd: int,
-        names: set[str],
-        name: Name,
-        metrics: Mapping[str, float],
-        contents: Mapping[str, Iterable[bytes | memoryview]],
-        version: int,
-    ) -> Manifest:
+        self, dir_fd: int, names: set[str], manifest: Manifest, contents: Mapping[str, Iterable[bytes | memoryview]], size: int
+    ) -> Checkpoint:
         """Write a checkpoint under a temporary name, make it durable, rename it, and make the name durable.
 
-        If an operation fails, nothing is left of it.
+        If an operation fails, nothing is left of it. The manifest gets the files that are written.
         """
-        files = self._files
+        self._check_space(dir_fd, size)
+        files, name = self._files, str(manifest.name)
         temporary = _format.unused_name(f".tmp-{name}", names)
         try:
             files.fs.mkdir(temporary, 0o700, dir_fd=dir_fd)
             with files.directory(temporary, dir_fd=dir_fd) as fd:
-                entries = {
-                    file: _format.FileEntry(*files.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()
-                }
-                manifest = Manifest(name, metrics, entries, version)
+                written = {file: _format.FileEntry(*files.write_new(file, data, dir_fd=fd)) for file, data in contents.items()}
+                manifest = dataclasses.replace(manifest, files=written)
                 files.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
-                files.sync(fd)
-            files.rename(temporary, str(name), dir_fd=dir_fd)
-            files.sync(dir_fd)
+                files.fs.fsync(fd)
+            files.rename(temporary, name, dir_fd=dir_fd)
+            files.fs.fsync(dir_fd)
             self._lock.check_place()  # it may have been moved meanwhile
         except BaseException:
-            self._undo_commit(dir_fd, temporary, str(name))
+            self._undo_commit(dir_fd, temporary, name)
             raise
-        names.add(str(name))
-        return manifest
+        names.add(name)
+        return manifest.checkpoint(self.path)
+
+    def _check_space(self, dir_fd: int, size: int) -> None:
+        if self._min_free_bytes == 0:
+            return
+        status, needed = self._files.fs.statvfs(dir_fd), size + _MANIFEST_BYTES
+        missing = needed + self._min_free_bytes - int(status.f_bavail * status.f_frsize)
+        if missing > 0:
+            raise CheckpointError(
+                errno.ENOSPC,
+                f"the checkpoint needs {needed} bytes and min_free_bytes is {self._min_free_bytes}: the disk has {missing} bytes "
+                "too few; make room, or keep fewer checkpoints",
+            )
 
     def _undo_commit(self, dir_fd: int, temporary: str, name: str) -> None:
         try:
@@ -493,11 +500,13 @@ class CheckpointDirectory:
                 with contextlib.suppress(FileNotFoundError):  # the user may have removed it during the save
                     self._files.rename(str(name), temporary, dir_fd=dir_fd)
                     renamed.append(temporary)
-            self._files.sync(dir_fd)
+            self._files.fs.fsync(dir_fd)
             for temporary in renamed:
                 self._files.remove_directory(temporary, dir_fd=dir_fd)
         except OSError as error:
             _logger.warning("old checkpoints could not be removed (%s); the next save tries again", error)
+
+    # Reading
 
     def _sound(self, dir_fd: int, names: set[str]) -> list[Checkpoint]:
         """Return the checkpoints whose manifest is valid, newest first."""
@@ -512,8 +521,6 @@ class CheckpointDirectory:
             ):
                 self._known[name] = self._read_manifest(fd, name).checkpoint(self.path)
         return list(self._known.values())
-
-    # Reading
 
     def _opened(self) -> contextlib.AbstractContextManager[int]:
         """Open the directory for the block, without taking the lock."""
@@ -545,23 +552,22 @@ class CheckpointDirectory:
         entry = manifest.files[file]
         with damage_in(file), self._files.opened(file, dir_fd=fd, size=entry.size) as reader:
             try:
-                loaded = load(reader)
-            except DamagedError:
+                return load(reader)
+            finally:
                 reader.check(entry.crc32)  # of the whole file, whatever `load` has found in it
-                raise
-            reader.check(entry.crc32)
-            return loaded
+
+    def _read(self, dir_fd: int, name: Name) -> tuple[Manifest, dict[str, Any]]:
+        with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:
+            manifest = self._read_manifest(fd, name)
+            return manifest, self._read_state(fd, manifest)
 
     def restore(self, step: int | None, missing_ok: bool = True) -> Restored | None:
-        with self._mutex, _error_context(f"no checkpoint could be restored from {self.path}"):
+        with self._one_at_a_time(f"no checkpoint could be restored from {self.path}"):
             if not self._read_only:
-                check_system()
                 if not (missing_ok or self._lock.is_held or self._files.exists(self.path)):
                     raise self._missing_error()
                 with _error_context(f"cannot use the checkpoint directory {self.path}, where this process must be able to write"):
-                    dir_fd = self._lock.acquire()
-                names = self._files.list_names(dir_fd)
-                self._remove_unfinished(dir_fd, names)
+                    dir_fd, names = self._acquire()
                 return self._restore(dir_fd, names, step)
             try:
                 with self._opened() as dir_fd:
@@ -581,9 +587,7 @@ class CheckpointDirectory:
             if step not in (None, name.step):
                 continue
             try:
-                with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:
-                    manifest = self._read_manifest(fd, name)
-                    state = self._read_state(fd, manifest)
+                manifest, state = self._read(dir_fd, name)
             except DamagedError as error:
                 if self._read_only and not self._files.exists(str(name), dir_fd=dir_fd):
                     raise _VanishedError from None
@@ -593,29 +597,25 @@ class CheckpointDirectory:
                 raise error.of(self.path / str(name)) from None
             else:
                 return Restored(manifest.checkpoint(self.path), state, tuple(set_aside))
-        if set_aside:
-            raise self._corrupt_error(set_aside)
-        if step is not None:
+        if not set_aside and step is not None:
             steps = ", ".join(str(each) for each in sorted({name.step for name in there})) or "none at all"
             raise CheckpointError(errno.ENOENT, f"{self.path} has no checkpoint of step {step}; there are: {steps}")
         earlier = sorted((name for name in names if _format.parse_damaged(name) is not None), reverse=True)
-        if earlier:
-            raise self._corrupt_error([(name, "was set aside as damaged before") for name in earlier])
-        return None
+        damaged = set_aside or [(name, "was set aside as damaged before") for name in earlier]
+        if not damaged:
+            return None
+        listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:5]) + ("; ..." if len(damaged) > 5 else "")
+        raise CorruptCheckpointError(
+            f"{self.path} has checkpoints and none of them is good: {listed}; to start from the beginning, use another directory",
+            path=self.path / damaged[0][0],
+            reason=damaged[0][1],
+        )
 
     def _missing_error(self) -> CheckpointError:
         return CheckpointError(
             errno.ENOENT,
             f"{self.path} does not exist, so there is nothing to restore; check the name, or pass missing_ok=True if nothing may "
             "have been saved yet",
-        )
-
-    def _corrupt_error(self, damaged: list[tuple[str, str]]) -> CorruptCheckpointError:
-        listed = "; ".join(f"{name}: {reason}" for name, reason in damaged[:5]) + ("; ..." if len(damaged) > 5 else "")
-        return CorruptCheckpointError(
-            f"{self.path} has checkpoints and none of them is good: {listed}; to start from the beginning, use another directory",
-            path=self.path / damaged[0][0],
-            reason=damaged[0][1],
         )
 
     def _set_aside(self, dir_fd: int, names: set[str], name: Name, reason: str) -> None:
@@ -628,7 +628,7 @@ class CheckpointDirectory:
         aside = _format.unused_name(f"damaged-{name}", names)
         try:
             self._files.rename(str(name), aside, dir_fd=dir_fd)
-            self._files.sync(dir_fd)
+            self._files.fs.fsync(dir_fd)
         except OSError as error:
             _logger.warning("checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason)
         else:
@@ -639,15 +639,14 @@ class CheckpointDirectory:
         path = self.path / str(name)
         with _error_context(f"{path} could not be read"), self._opened() as dir_fd:
             try:
-                with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:
-                    return self._read_state(fd, self._read_manifest(fd, name))
+                return self._read(dir_fd, name)[1]
             except DamagedError as error:
                 raise CorruptCheckpointError(f"{path} is damaged: {error}", path=path, reason=str(error)) from None
             except NewerVersionError as error:
                 raise error.of(path) from None
 
     def checkpoints(self) -> list[Checkpoint]:
-        with self._mutex, _error_context(f"the checkpoints in {self.path} could not be listed"):
+        with self._one_at_a_time(f"the checkpoints in {self.path} could not be listed"):
             try:
                 with self._opened() as dir_fd:
                     return self._sound(dir_fd, self._files.list_names(dir_fd))

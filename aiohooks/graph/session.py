@@ -16,8 +16,7 @@ from aiohooks._aio.observers import Observer, observed_call, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
-from aiohooks.checkpoint._tensors import HostMemory, snapshot
-from aiohooks.checkpoint.stateful import Stateful
+from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.dispatch.calls import NO_KEYWORDS
 from aiohooks.errors import (
     FetchError,

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Literal, Never
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._validate import check_callable, check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite
-from aiohooks.checkpoint._tensors import HostMemory, snapshot
-from aiohooks.checkpoint.stateful import Stateful, is_stateful
+from aiohooks.checkpoint.stateful import HostMemory, Stateful, is_stateful, snapshot
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session

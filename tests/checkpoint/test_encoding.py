@@ -23,7 +23,7 @@ from hypothesis.extra import numpy as npst
 
 from aiohooks.checkpoint import _encoding
 from aiohooks.checkpoint._format import DamagedError, damage_in
-from aiohooks.checkpoint._tensors import HostMemory, snapshot
+from aiohooks.checkpoint.stateful import HostMemory, snapshot
 from aiohooks.errors import InvalidArgumentError
 from tests.support.checkpoint_files import same
 
@@ -181,7 +181,7 @@ def test_arrays_are_named_by_their_place_in_the_state() -> None:
         "x" * 5000: one,
     }
     _, arrays = _encoding.encode(state)
-    found = json.loads(arrays.header()[8:])
+    found = json.loads(arrays.header[8:])
     assert set(found) == {
         "a/b", "a/c~1d", "a~1b", "e/0", "e/1/0", "e/1/0~3", "__metadata__~2", "~2", "x" * 5000,
     }  # fmt: skip
@@ -192,8 +192,8 @@ def test_each_array_begins_at_a_multiple_of_its_width() -> None:
     """The widest come first, so that a reader may map the file into memory."""
     state = {name: np.ones(3, name) for name in ("u1", "f8", "f2", "i4", "c16", "b1", "i8")}
     _, arrays = _encoding.encode(state)
-    header = json.loads(arrays.header()[8:])
-    assert len(arrays.header()) % 8 == 0
+    header = json.loads(arrays.header[8:])
+    assert len(arrays.header) % 8 == 0
     for name in ("f8", "f2", "i4", "i8"):
         assert header[name]["data_offsets"][0] % int(name[1:]) == 0
 
@@ -273,12 +273,12 @@ def test_the_depth_of_a_state_has_a_limit(wrap: Callable[[Any], Any]) -> None:
 def test_the_number_of_arrays_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a checkpoint can hold, it holds; a state with more arrays is refused before it is written."""
     state = {"a": np.arange(3), "b": np.arange(4)}
-    longest = len(_encoding.encode(state)[1].header()) - 8
+    longest = len(_encoding.encode(state)[1].header) - 8
     monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest)
     assert there_and_back(state)["b"].tolist() == [0, 1, 2, 3]
     monkeypatch.setattr(_encoding, "_MAX_HEADER_BYTES", longest - 1)
     with pytest.raises(InvalidArgumentError, match="the state has 2 arrays, more than a checkpoint can hold; join small ones"):
-        _encoding.encode(state)[1].header()
+        _encoding.encode(state)
 
 
 # Files with the right checksums that no writer makes
@@ -392,7 +392,7 @@ def test_arrays_of_one_name_are_told_apart() -> None:
     rows: list[dict[Any, Any]] = [{1: np.ones(1), "1": np.zeros(1)}] * 15_000
     state = {"1": {key: row for key, row in enumerate(rows)}, 1: {str(key): row for key, row in enumerate(rows)}}
     _, arrays = _encoding.encode(cast("Any", state))
-    header = json.loads(arrays.header()[8:])
+    header = json.loads(arrays.header[8:])
     assert len(header) == 60_000
     assert {"1/7/1", "1/7/1~3", "1/7/1~4", "1/7/1~5"} <= header.keys()
 

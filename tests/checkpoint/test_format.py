@@ -13,7 +13,7 @@ from aiohooks.errors import InvalidArgumentError
 from tests.support.checkpoint_files import sealed_manifest
 
 NAME = _format.Name(sequence=3, step=7)
-ENTRY = _format.FileEntry(5, "0" * 8)
+ENTRY = _format.FileEntry(5, 0)
 SOUND = _format.encode(_format.Manifest(NAME, {"loss": 0.5, "bad": float("inf")}, dict.fromkeys(_format.FILES, ENTRY)))
 
 
@@ -67,8 +67,9 @@ HOSTILE: dict[str, bytes] = {
     "metrics that are a list": changed(metrics=[]),
     "a metric that is an int": changed(metrics={"a": 1}),
     "a metric that is text": changed(metrics={"a": "x"}),
+    "a metric that is a number in text": changed(metrics={"a": "0.5"}),
+    "a metric that is a bool": changed(metrics={"a": True}),
     "metrics that are deep": changed(metrics={"a": json.loads("[" * 40 + "]" * 40)}),
-    "too many metrics": changed(metrics={str(number): 0.5 for number in range(65_535)}),
     "a metric that is no number": SOUND.replace(b"0.5", b"NaN"),
     "files that are a list": changed(files=[]),
     "no files": changed(files={}),
@@ -81,6 +82,10 @@ HOSTILE: dict[str, bytes] = {
     "one thing more of a file": changed(files=files(mode=0o777)),
     "a short checksum of a file": changed(files=files(crc32="0" * 7)),
     "a checksum in capitals": changed(files=files(crc32="A" * 8)),
+    "a checksum below 0": changed(files=files(crc32="-0000001")),
+    "a checksum that is a number": changed(files=files(crc32=0)),
+    "a size that is text": changed(files=files(size="5")),
+    "a size that is a bool": changed(files=files(size=True)),
 }
 
 
@@ -101,16 +106,8 @@ def test_a_manifest_in_another_form_is_refused(what: str) -> None:
 def test_a_name_from_a_manifest_is_never_a_path(name: str) -> None:
     """It is refused before any file is opened, alone and beside the two valid names."""
     for wrong in ({name: {"size": 1, "crc32": "0" * 8}}, {**files(), name: {"size": 1, "crc32": "0" * 8}}):
-        with pytest.raises(DamagedError, match="names a file"):
+        with pytest.raises(DamagedError, match="does not name the files"):
             _format.decode(changed(files=wrong), NAME)
-
-
-def test_as_many_metrics_as_a_manifest_may_have() -> None:
-    """They are accepted and read; with one more, nothing is written."""
-    most = {str(number): 0.5 for number in range(65_534)}
-    assert len(_format.check_metrics(most)) == len(_format.decode(changed(metrics=most), NAME).metrics) == 65_534
-    with pytest.raises(InvalidArgumentError, match="metrics has 65535 entries, too many for a manifest"):
-        _format.check_metrics({**most, "more": 0.5})
 
 
 def test_metrics_may_fill_a_manifest() -> None:
@@ -133,10 +130,3 @@ def test_every_changed_bit_of_a_manifest_is_found() -> None:
         for other in (SOUND[:place], SOUND[:place] + b"0" + SOUND[place:], SOUND[:place] + SOUND[place + 1 :]):
             with pytest.raises(DamagedError):
                 _format.decode(other, NAME)
-
-
-def test_the_reason_of_a_number_that_json_does_not_have() -> None:
-    """It names what is wrong, and not what follows from reading on."""
-    for wrong in (b"NaN", b"Infinity", b"-Infinity"):
-        with pytest.raises(DamagedError, match="has a number that is not valid JSON"):
-            _format.decode(SOUND.replace(b"0.5", wrong), NAME)

@@ -18,8 +18,8 @@ import pytest
 
 from aiohooks import Backoff
 from aiohooks.checkpoint import KeepEvery, KeepNewest, KeepPolicy, Mirror, MirrorStatus, Saver
-from aiohooks.checkpoint.checkpoint import Checkpoint
 from aiohooks.checkpoint.mirror import Copier
+from aiohooks.checkpoint.policies import Checkpoint
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.checkpoint_files import names, same, state_of

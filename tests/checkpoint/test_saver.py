@@ -428,7 +428,7 @@ async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "metrics", [[1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)}, {str(key): 0.0 for key in range(70_000)}]
+    "metrics", [[1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)}, {"a" * 5_000_000: 0.0}]
 )
 async def test_metrics_are_numbers_by_name(tmp_path: Path, metrics: Any) -> None:
     """Anything else is refused, and so are too many for a manifest."""

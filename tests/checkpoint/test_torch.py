@@ -25,8 +25,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from aiohooks.checkpoint import _encoding
 from aiohooks.checkpoint._format import DamagedError
-from aiohooks.checkpoint._tensors import HostMemory, snapshot
 from aiohooks.checkpoint._torch import Block, place
+from aiohooks.checkpoint.stateful import HostMemory, snapshot
 from aiohooks.errors import InvalidArgumentError
 from tests.checkpoint.test_encoding import decode, there_and_back
 from tests.support.checkpoint_files import directory
@@ -104,11 +104,11 @@ def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(tensor: torch.
     """The elements that are the same ones are not looked at one by one; what lies between is not stored."""
     data, arrays = _encoding.encode({"x": tensor})
     stored = b"".join(map(bytes, arrays.chunks()))
-    assert len(stored) - len(arrays.header()) == size
+    assert len(stored) - len(arrays.header) == size
     found = decode(data, stored)["x"]
     assert (found.shape, found.stride()) == (tensor.shape, tensor.stride())
     assert torch.equal(found[..., :3], tensor[..., :3])
-    gaps = np.frombuffer(stored[len(arrays.header()) :], np.uint8).reshape(-1, tensor.element_size())
+    gaps = np.frombuffer(stored[len(arrays.header) :], np.uint8).reshape(-1, tensor.element_size())
     used = {int(offset) for offset in np.unique(np.add.outer(*_offsets(tensor)))}
     assert all(not row.any() for offset, row in enumerate(gaps) if offset not in used)
 
@@ -150,9 +150,9 @@ class Taken(HostMemory):
         super().__init__()
         self.sizes: list[int] = []
 
-    def take(self, size: int, torch: Any) -> memoryview:
+    def take(self, size: int) -> memoryview:
         self.sizes.append(size)
-        return super().take(size, torch)
+        return super().take(size)
 
 
 def test_a_snapshot_takes_the_memory_of_its_tensors() -> None:

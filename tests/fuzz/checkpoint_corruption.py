@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from aiohooks.checkpoint.checkpoint import Restored
+from aiohooks.checkpoint import Restored
 from aiohooks.errors import CheckpointError
 from tests.fuzz import _corruptions
 from tests.fuzz._checkpoint_harness import Outcome, ViolationError, command, fork

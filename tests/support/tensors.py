@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aiohooks.checkpoint._tensors import DTYPES
+from aiohooks.checkpoint._format import DTYPES
 from tests.support.checkpoint_files import same
 
 ALL_DTYPES = sorted(name for name in DTYPES if hasattr(torch, name))
