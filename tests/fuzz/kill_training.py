@@ -2,10 +2,14 @@
 
     python -m tests.fuzz.kill_training --kills 30
 
-examples/train_digits.py runs as a process with one worker, is killed with SIGKILL at random points and started again; then it
-runs to its end. Its weights must equal those of an uninterrupted run to the last bit, and each restart must continue from a
-step that is not farther back than promised: one checkpoint interval where training waits for the disk (as the example does),
-two where it continues during a write.
+An example runs as a process, is killed with SIGKILL at random points and started again; then it runs to its end. What it
+has learned must equal that of an uninterrupted run to the last bit, and each restart must continue from a step that is not
+farther back than promised: one checkpoint interval where training waits for the disk, two where it continues in a write.
+
+    waiting, background   examples/train_digits.py with one worker, which waits for the disk by itself; the weights are
+                          compared
+    torch                 examples/train_torch.py (AdamW, a scheduler, dropout, bfloat16, shuffled batches taken ahead,
+                          evaluations beside the training); all that it tracks is compared, and the records of all steps
 
 The points are events, not times: the n-th committed step, the n-th line of output, or the n-th change in the checkpoint
 directory (a file made, written, closed, renamed, removed), which is inside a save as a rule.
@@ -15,7 +19,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
+import contextlib
+import csv
 import fcntl
 import mmap
 import os
@@ -26,16 +31,17 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from aiohooks.checkpoint import Saver
+from aiohooks.checkpoint import Restored, Saver
+from aiohooks.stores.local import _notify
 from tests.fuzz._training_process import RECORD, start
 from tests.support.waiting import HANG_SECS
 
-MODES = ("waiting", "background")
+MODES = ("waiting", "background", "torch")
 INTERVAL = 50
 """Steps between checkpoints."""
 INTERVALS_PER_KILL = 3
@@ -44,8 +50,7 @@ INTERVALS_PER_KILL = 3
 Kind = Literal["step", "line", "file"]
 
 
-@dataclass(frozen=True, slots=True)
-class KillPoint:
+class KillPoint(NamedTuple):
     """When to kill a process: at its n-th event of a kind."""
 
     kind: Kind
@@ -63,23 +68,19 @@ def kill_points(kills: int, seed: int) -> list[KillPoint]:
     return [KillPoint(kind, order.randint(1, latest[kind])) for kind in kinds]
 
 
-class DirectoryWatch:
-    """Counts the changes in a directory and its subdirectories, by inotify."""
+class DirectoryWatch(_notify.Inotify):
+    """Counts the changes in a directory and its subdirectories."""
 
-    _MASK = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200  # modify, close after writing, moved from, moved to, create, delete
     _CREATE, _IS_DIRECTORY = 0x100, 0x40000000
+    _MASK = (
+        _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _notify.MOVED_FROM | _notify.MOVED_TO | _notify.DELETE
+    )  # fmt: skip
     _EVENT = struct.Struct("iIII")
 
     def __init__(self, directory: Path) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
+        super().__init__()
         self._directory = directory
-        self.fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self.fd < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
-        self._add(directory)
-
-    def _add(self, directory: Path) -> None:
-        self._libc.inotify_add_watch(self.fd, os.fsencode(directory), self._MASK)  # it may be removed already
+        self.add(directory, self._MASK)
 
     def count(self) -> int:
         """Return the number of changes since the last call."""
@@ -92,18 +93,14 @@ class DirectoryWatch:
             _, mask, _, size = self._EVENT.unpack_from(data, place)
             name = data[place + self._EVENT.size : place + self._EVENT.size + size].rstrip(b"\0")
             if mask & self._CREATE and mask & self._IS_DIRECTORY:
-                self._add(self._directory / os.fsdecode(name))
+                with contextlib.suppress(FileNotFoundError):  # it may be removed already
+                    self.add(self._directory / os.fsdecode(name), self._MASK)
             events += 1
             place += self._EVENT.size + size
         return events
 
-    def close(self) -> None:
-        """Stop watching."""
-        os.close(self.fd)
 
-
-@dataclass(slots=True)
-class ProcessRun:
+class ProcessRun(NamedTuple):
     """What one process did."""
 
     status: int | None
@@ -115,16 +112,21 @@ class ProcessRun:
     inside_save: bool
 
 
-def digits_process(directory: Path, steps: int, mode: str) -> TrainingProcess:
-    """Start examples/train_digits.py with one worker."""
-    options = ["--workers", 1, "--k", 0, "--steps", steps, "--checkpoint-dir", directory, "--checkpoint-every", INTERVAL]
-    return TrainingProcess(directory, "train_digits.py", options, background=mode == "background")
+def training(mode: str, directory: Path, steps: int) -> TrainingProcess:
+    """Start an example. No evaluation stops that of torch: at which step depends on the machine."""
+    if mode == "torch":
+        options: list[object] = ["--every", INTERVAL, "--patience", steps, "--records", directory.with_suffix(".csv")]
+        example = "train_torch.py"
+    else:
+        options, example = ["--workers", 1, "--k", 0, "--checkpoint-every", INTERVAL], "train_digits.py"
+    options += ["--steps", steps, "--checkpoint-dir", directory]
+    return TrainingProcess(directory, example, options, background=mode == "background")
 
 
 class TrainingProcess:
     """An example with a checkpoint directory, as a process."""
 
-    def __init__(self, directory: Path, example: str, options: Sequence[object], *, background: bool = False) -> None:
+    def __init__(self, directory: Path, example: str, options: Sequence[object], *, background: bool) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._watch = DirectoryWatch(directory)
@@ -182,9 +184,8 @@ class TrainingProcess:
         for fd in (self._steps_fd, self._output_fd):
             while self._receive(fd):
                 pass
+            os.close(fd)
         self._watch.close()
-        os.close(self._steps_fd)
-        os.close(self._output_fd)
         steps = list(self._steps())
         first = reached = None
         if steps:
@@ -227,21 +228,12 @@ def kill_training(directory: Path, *, kills: int, seed: int, mode: str, verbose:
     """Kill a run so many times, let it end, and compare it with an uninterrupted one."""
     began = time.perf_counter()
     tally = Tally(mode, (kills + 1) * INTERVALS_PER_KILL * INTERVAL)
-    end = digits_process(directory / "alone", tally.steps, mode).run_until(None)
-    run_killed(lambda: digits_process(directory / "killed", tally.steps, mode), kill_points(kills, seed), tally, verbose=verbose)
+    alone, killed = directory / "alone", directory / "killed"
+    end = training(mode, alone, tally.steps).run_until(None)
     tally.violations += [f"left alone: {one}" for one in violations(end, None, 0, tally)]
-    tally.violations += differences(directory / "alone", directory / "killed", tally.steps)
-    tally.secs = time.perf_counter() - began
-    return tally
-
-
-def run_killed(
-    start_again: Callable[[], TrainingProcess], kill_points: Sequence[KillPoint], tally: Tally, *, verbose: bool
-) -> None:
-    """Kill a run at each point and start it again; then let it end."""
     position = 0  # the step that it had reached
-    for kill_point in [*kill_points, None]:
-        run = start_again().run_until(kill_point)
+    for kill_point in [*kill_points(kills, seed), None]:
+        run = training(mode, killed, tally.steps).run_until(kill_point)
         if kill_point is not None:
             tally.kills += run.status == -9
             tally.inside_saves += run.inside_save
@@ -253,6 +245,9 @@ def run_killed(
             print(f"  {kill_point or 'the end'}: from {run.first} to {run.reached}{inside}", flush=True)
         tally.violations += violations(run, kill_point, position, tally)
         position = position if run.reached is None else run.reached
+    tally.violations += differences(alone, killed, tally.steps, mode)
+    tally.secs = time.perf_counter() - began
+    return tally
 
 
 def violations(run: ProcessRun, kill_point: KillPoint | None, position: int, tally: Tally) -> Iterator[str]:
@@ -265,23 +260,52 @@ def violations(run: ProcessRun, kill_point: KillPoint | None, position: int, tal
         yield f"{kill_point or 'the end'}: a checkpoint was found damaged: {run.output[-2000:]}"
 
 
-def differences(alone: Path, killed: Path, steps: int) -> Iterator[str]:
+def differences(alone: Path, killed: Path, steps: int, mode: str) -> Iterator[str]:
     """Yield what differs between two directories at the end, or should not be there."""
-    results = [asyncio.run(Saver(each, read_only=True).restore()) for each in (alone, killed)]
-    if None in results:
-        yield "there is no checkpoint at the end"
-        return
-    found = [each for each in results if each is not None]
-    if [each.checkpoint.step for each in found] != [steps, steps]:
-        yield f"the last checkpoints are of the steps {[each.checkpoint.step for each in found]}, not of {steps}"
+    found: list[Restored] = []
+    for directory in (alone, killed):
+        restored = asyncio.run(Saver(directory, read_only=True).restore())
+        if restored is None or restored.checkpoint.step != steps:
+            yield f"{directory.name}: the last checkpoint is of step {restored and restored.checkpoint.step}, not of {steps}"
+            return
+        found.append(restored)
+    yield from torch_differences(alone, killed, found) if mode == "torch" else digits_differences(found)
+    left = [each.name for each in killed.iterdir() if each.name.startswith((".tmp-", "damaged-"))]
+    if left:
+        yield f"left in the directory: {', '.join(left)}"
+
+
+def digits_differences(found: Sequence[Restored]) -> Iterator[str]:
+    """Yield what differs between the weights."""
     one, other = ((each.checkpoint.path / "arrays.safetensors").read_bytes() for each in found)
     if one != other:
         yield "the weights are not the same to the last bit"
     if not found[0].state["variables"]["weights"].any():
         yield "nothing was learned: the weights are all zero"
-    left = [each.name for each in killed.iterdir() if each.name.startswith((".tmp-", "damaged-"))]
-    if left:
-        yield f"left in the directory: {', '.join(left)}"
+
+
+def torch_differences(alone: Path, killed: Path, found: Sequence[Restored]) -> Iterator[str]:
+    """Yield what differs between all that is tracked, and the records."""
+    from tests.support.tensors import same_tensors  # imports torch
+
+    hooks: list[dict[str, Any]] = [restored.state["hooks"]["EarlyStoppingHook"] for restored in found]
+    one, other = (
+        {**restored.state["tracked"], "best": (hook["best"], hook["best_step"], hook["best_states"])}
+        for restored, hook in zip(found, hooks, strict=True)
+    )
+    for name in one:
+        if not same_tensors(one[name], other[name]):
+            yield f"the state of {name!r} is not the same to the last bit"
+    if hooks[0]["best"] < 0.9:
+        yield f"nothing was learned: the accuracy is {hooks[0]['best']}"
+    records: list[list[tuple[str, str, str]]] = []
+    for path in (alone, killed):
+        with path.with_suffix(".csv").open(newline="") as file:
+            records.append([(row["step"], row["loss"], row["rate"]) for row in csv.DictReader(file)])
+    if records[0] != records[1]:
+        yield "the records are not the same"
+    if [step for step, _, _ in records[0]] != [str(step + 1) for step in range(found[0].checkpoint.step)]:
+        yield "the records have not each step once"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -291,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--kills", type=int, default=30, help="in each mode (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mode", choices=(*MODES, "both"), default="both", help="whether training waits for the disk")
+    parser.add_argument("--mode", nargs="+", choices=MODES, default=MODES, help="what is trained (default: all)")
     parser.add_argument("--quiet", action="store_true", help="only the last line of each mode")
     options = parser.parse_args(arguments)
     if options.kills < 1:
@@ -300,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("this needs Linux: the points inside a save are found by inotify", file=sys.stderr)
         return 2
     failed = False
-    for mode in MODES if options.mode == "both" else (options.mode,):
+    for mode in options.mode:
         with tempfile.TemporaryDirectory(prefix="kill-training-") as directory:
             tally = kill_training(Path(directory), kills=options.kills, seed=options.seed, mode=mode, verbose=not options.quiet)
         print(tally.report(), flush=True)

@@ -227,7 +227,7 @@ class Trial:
 
     def _copy(self, saver: ah.Saver) -> None:
         """Copy what is on the disk now."""
-        with saver._directory._mutex:  # kills within a write are for `checkpoint_kill`
+        with saver._directory._mutex:  # kills within a write are for `tests.fuzz.checkpoints`
             shutil.copytree(self.folder / "checkpoints", self.killed / "checkpoints")
         shutil.copytree(self.folder, self.killed, ignore=lambda *_: ["checkpoints"], dirs_exist_ok=True)
 

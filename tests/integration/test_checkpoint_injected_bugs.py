@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -18,42 +19,30 @@ import pytest
 from aiohooks.checkpoint import Checkpoint, Restored, _files, _format, saver
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint.saver import CheckpointDirectory
-from tests.fuzz import checkpoint_errors
-from tests.fuzz._checkpoint_harness import Outcome, Program, run
-from tests.fuzz.checkpoint_corruption import corruption
-from tests.fuzz.checkpoint_crash_states import crash_states
-from tests.fuzz.checkpoint_kill import kill
-from tests.fuzz.checkpoint_power import power
-from tests.fuzz.checkpoint_turns import turns
+from tests.fuzz.checkpoints import faults
+from tests.fuzz.checkpoints.__main__ import Program, run
+from tests.fuzz.checkpoints.corruption import corruption
+from tests.fuzz.checkpoints.faults import crash, kill, power, turns
+from tests.fuzz.checkpoints.laws import Outcome
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")]
 
 
-def limits(points: int, seed: int) -> Outcome:
-    """The part of `checkpoint_errors` that needs no tools."""
-    outcome = Outcome("limits")
-    checkpoint_errors.limits(outcome, points, seed)
-    return outcome
+def part(program: Callable[..., None], *options: Any) -> Program:
+    """Return a part of the program `error` as a program."""
 
-
-def fill_levels(points: int, seed: int) -> Outcome:
-    """The part of `checkpoint_errors` that needs a tmpfs."""
-    outcome = Outcome("fill levels")
-    checkpoint_errors.fill_levels(outcome, points, seed)
-    return outcome
-
-
-def failing(*calls: str) -> Program:
-    """Return the part of `checkpoint_errors` that needs strace, for these system calls."""
-
-    def program(points: int, seed: int) -> Outcome:
+    def run_part(points: int, seed: int) -> Outcome:
         outcome = Outcome("errors")
-        checkpoint_errors.inject_errors(outcome, points, seed, calls)
+        program(outcome, points, seed, *options)
         return outcome
 
-    return program
+    return run_part
+
+
+limits, fill_levels = part(faults.limits), part(faults.fill_levels)
+failing_syncs, failing_opens = part(faults.failing_operations, ("fsync",)), part(faults.failing_operations, ("open",))
 
 
 # Operations that do not keep their promises
@@ -118,31 +107,26 @@ def commits_through(written_as: str) -> Bug:
     """Write a checkpoint under this name, which has the final one as {}, rename it, and sync last of all."""
 
     def commit(
-        self: CheckpointDirectory,
-        dir_fd: int,
-        names: set[str],
-        name: _format.Name,
-        metrics: Mapping[str, float],
-        contents: Contents,
-        version: int,
-    ) -> _format.Manifest:
-        names.add(str(name))
+        self: CheckpointDirectory, dir_fd: int, names: set[str], manifest: _format.Manifest, contents: Contents, size: int
+    ) -> Checkpoint:
+        name = str(manifest.name)
+        names.add(name)
         files, directory = self._files, written_as.format(name)
         unsynced = Files(WithoutSync(files.fs))
         files.fs.mkdir(directory, 0o700, dir_fd=dir_fd)
         with files.directory(directory, dir_fd=dir_fd) as fd:
             entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
-            manifest = _format.Manifest(name, metrics, entries, version)
+            manifest = dataclasses.replace(manifest, files=entries)
             unsynced.write_new(_format.MANIFEST, [_format.encode(manifest)], dir_fd=fd)
-            if directory != str(name):
-                files.rename(directory, str(name), dir_fd=dir_fd)
+            if directory != name:
+                files.rename(directory, name, dir_fd=dir_fd)
             for file in (*contents, _format.MANIFEST):
                 each = files.fs.open(file, os.O_RDONLY, dir_fd=fd)
-                files.sync(each)
+                files.fs.fsync(each)
                 files.close_quietly(each)
-            files.sync(fd)
-        files.sync(dir_fd)
-        return manifest
+            files.fs.fsync(fd)
+        files.fs.fsync(dir_fd)
+        return manifest.checkpoint(self.path)
 
     return lambda patch: patch.setattr(CheckpointDirectory, "_commit", commit)
 
@@ -151,7 +135,7 @@ def removes_too_early(patch: pytest.MonkeyPatch) -> None:
     """Remove old checkpoints before the save."""
     sound = CheckpointDirectory._commit
 
-    def commit(self: CheckpointDirectory, dir_fd: int, names: set[str], *rest: Any) -> _format.Manifest:
+    def commit(self: CheckpointDirectory, dir_fd: int, names: set[str], *rest: Any) -> Checkpoint:
         self._remove(dir_fd, names, _format.checkpoint_names(names)[1:])
         return sound(self, dir_fd, names, *rest)
 
@@ -231,7 +215,8 @@ def removes_foreign_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_leftovers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CheckpointDirectory, "_remove_unfinished", lambda self, dir_fd, names: None)
+    """Know none of them: those of the directory itself, and not those that a save of ours would leave."""
+    patch.setattr(_format, "is_temporary", lambda name: False)
 
 
 def removes_the_lock(patch: pytest.MonkeyPatch) -> None:
@@ -277,21 +262,27 @@ def ignores_errors(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: list[tuple[str, Bug, Program, int, str]] = [
-    ("no sync", through(WithoutSync), crash_states, 200, "lost|torn"),
+    ("no sync", through(WithoutSync), crash, 200, "lost|torn"),
     ("no sync, real disk", through(WithoutSync), power, 40, "lost|torn"),
-    ("files synced, directories not", through(WithoutDirectorySync), crash_states, 400, "lost"),
-    ("rename before sync", commits_through(".tmp-{}"), crash_states, 300, "torn"),
+    ("files synced, directories not", through(WithoutDirectorySync), crash, 400, "lost"),
+    ("rename before sync", commits_through(".tmp-{}"), crash, 300, "torn"),
     ("rename before sync, real disk", commits_through(".tmp-{}"), power, 60, "torn"),
     ("written in place", commits_through("{}"), kill, 60, "torn"),
     ("removed before saved", removes_too_early, kill, 60, "lost"),
-    ("removed before saved, any state", removes_too_early, crash_states, 200, "lost"),
-    ("a pointer that is trusted", trusts_a_pointer, crash_states, 200, "restored|lost"),
-    ("sync retried", through(RetriedSync), failing("fsync"), 80, "fsync was ignored"),
+    ("removed before saved, any state", removes_too_early, crash, 200, "lost"),
+    ("a pointer that is trusted", trusts_a_pointer, crash, 200, "restored|lost"),
+    ("sync retried", through(RetriedSync), failing_syncs, 80, "fsync was ignored"),
     ("manifest in any form", accepts_any_form, corruption, 300, "restored"),
     ("checksums ignored", ignores_checksums, corruption, 200, "came back changed|restored|reported|corrupt|raised"),
     ("links followed", follows_links, corruption, 500, "restored"),
     ("damaged ones removed", removes_what_is_damaged, corruption, 50, "set aside"),
-    ("errors mistaken for damage", mistakes_errors_for_damage, failing("openat"), 60, "corrupt|restored"),
+    (
+        "errors mistaken for damage",
+        mistakes_errors_for_damage,
+        part(faults.failing_operations, ("open",)),
+        60,
+        "corrupt|restored",
+    ),
     ("foreign files removed", removes_foreign_files, kill, 60, "not ours"),
     ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
     ("no lock", through(WithoutLock), kill, 100, "second writer"),

@@ -11,88 +11,62 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fuzz import (
-    _corruptions,
-    checkpoint_corruption,
-    checkpoint_crash_states,
-    checkpoint_errors,
-    checkpoint_kill,
-    checkpoint_power,
-    checkpoint_strace,
-    checkpoint_turns,
-)
-from tests.fuzz._checkpoint_harness import MAX_SHOWN, Outcome, Program, ViolationError, command, run
-from tests.fuzz._checkpoint_scenarios import Scenario, check_directory, kept, make_save, make_scenarios, prepare
-from tests.fuzz._crash_model import Crash, Recorder
+from tests.fuzz.checkpoints.__main__ import MAX_SHOWN, PROGRAMS, main, run
+from tests.fuzz.checkpoints.corruption import BYTES
+from tests.fuzz.checkpoints.laws import Outcome, Scenario, ViolationError, kept, make_save, make_scenarios
+from tests.fuzz.checkpoints.operations import Crash, Recorder
 from tests.support import needs
 from tests.support.checkpoint_files import same
 
-PROGRAMS = [
-    pytest.param(checkpoint_kill.kill, 150, marks=pytest.mark.sample),
-    (checkpoint_turns.turns, 100),
-    (checkpoint_strace.strace, 60),
-    (checkpoint_power.power, 60),
-    (checkpoint_crash_states.crash_states, 700),
-    (checkpoint_errors.errors, 195),
-    (checkpoint_corruption.corruption, 1500),
-]
+COUNTS = {"kill": 150, "turns": 100, "strace": 60, "power": 60, "crash": 700, "error": 195, "corruption": 1500}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")
-@pytest.mark.parametrize(("program", "points"), PROGRAMS, ids=lambda one: one.__name__ if callable(one) else str(one))
-def test_nothing_is_lost(program: Program, points: int) -> None:
+@pytest.mark.parametrize("fault", [pytest.param("kill", marks=pytest.mark.sample), *(each for each in COUNTS if each != "kill")])
+def test_nothing_is_lost(fault: str) -> None:
     """Whatever happens to a writer, its disk or its files: no acknowledged checkpoint is lost, and no torn one restored."""
-    outcome = run(program, points)
+    outcome = run(PROGRAMS[fault][0], COUNTS[fault])
     assert not outcome.violations, "\n".join(outcome.violations[:MAX_SHOWN])
-    assert outcome.points >= points
+    assert outcome.points >= COUNTS[fault]
 
 
-COMMANDS = [checkpoint_kill.kill, checkpoint_crash_states.crash_states, checkpoint_corruption.corruption]
-
-
-@pytest.mark.parametrize("program", COMMANDS)
-def test_a_command_prints_one_line(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("fault", ["kill", "crash", "corruption"])
+def test_a_command_prints_one_line(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With the number of points, of violations, and the time."""
-    assert command(program, 1, None, ["--points", "12"]) == 0
+    assert main(["--fault", fault, "--count", "12"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert ": 12 points, 0 violations, " in line
 
 
-@pytest.mark.parametrize("program", [checkpoint_strace.strace, checkpoint_errors.errors, checkpoint_power.power])
+@pytest.mark.parametrize("fault", ["strace", "error", "power"])
 def test_a_command_names_what_the_machine_lacks(
-    program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If a tool is missing, a command says what it needs, and exits with a code of its own."""
+    """Its exit code is 2."""
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(needs, "SYSTEM_FOLDERS", [])
-    assert command(program, 1, None, []) == 2
+    assert main(["--fault", fault, "--count", "1"]) == 2
     assert re.search("not run: .*( need | is not installed)", capsys.readouterr().out)
 
 
 def test_a_command_fails_on_a_violation_and_on_too_few_points(capsys: pytest.CaptureFixture[str]) -> None:
-    """It exits with 1 if there was a violation, or if there were fewer points than requested."""
+    """It exits with 1 if a law was broken, any error counts, or if there were fewer points than requested."""
 
     def found(points: int, seed: int) -> Outcome:
         outcome = Outcome("found")
-        for number in range(points):
-            with outcome.point(f"point {number}"):
-                raise ViolationError("it is gone")
+        for error in (ViolationError("it is gone"), KeyError("lost")):
+            with outcome.point("here"):
+                raise error
         return outcome
 
-    assert command(found, 3, None, []) == 1
-    assert capsys.readouterr().out.splitlines()[0] == "point 0: it is gone"
-    assert command(lambda points, seed: Outcome("lazy"), 3, None, []) == 1
+    programs = {"found": (found, 2), "lazy": (lambda points, seed: Outcome("lazy"), 3)}
+    assert main(["--fault", "found"], programs) == 1
+    gone, lost, _ = capsys.readouterr().out.splitlines()
+    assert gone == "here: it is gone"
+    assert lost.startswith("here: KeyError: 'lost' (test_checkpoint_programs.py:")
+    assert main(["--fault", "lazy"], programs) == 1
     assert "FEWER than the 3 requested" in capsys.readouterr().out
-
-
-def test_an_unexpected_error_is_a_violation() -> None:
-    """Any error raised in a point is a violation, with its place."""
-    outcome = Outcome("x")
-    with outcome.point("here"):
-        raise KeyError("lost")
-    assert outcome.points == 1
-    assert outcome.violations[0].startswith("here: KeyError: 'lost' (test_checkpoint_programs.py:")
 
 
 # The check and the tools
@@ -102,13 +76,13 @@ def test_an_unexpected_error_is_a_violation() -> None:
 def scenario(tmp_path: Path) -> Scenario:
     """Write two checkpoints; nothing has happened to them."""
     made = make_scenarios(0, 600)[2]
-    prepare(made, tmp_path / "ckpt")
+    made.prepare(tmp_path / "ckpt")
     return made
 
 
 def test_the_check_accepts_what_is_sound(scenario: Scenario, tmp_path: Path) -> None:
     """Nothing is found if nothing has happened."""
-    check_directory(scenario, tmp_path / "ckpt", 0)
+    scenario.check(tmp_path / "ckpt", 0)
 
 
 def _newest(path: Path) -> Path:
@@ -119,7 +93,7 @@ def test_the_check_finds_a_loss(scenario: Scenario, tmp_path: Path) -> None:
     """A missing checkpoint is found."""
     _newest(tmp_path).rename(tmp_path / "gone")
     with pytest.raises(ViolationError, match=r"lost: saves \[2\]"):
-        check_directory(scenario, tmp_path / "ckpt", 0)
+        scenario.check(tmp_path / "ckpt", 0)
 
 
 def test_the_check_finds_a_torn_checkpoint(scenario: Scenario, tmp_path: Path) -> None:
@@ -127,15 +101,15 @@ def test_the_check_finds_a_torn_checkpoint(scenario: Scenario, tmp_path: Path) -
     file = _newest(tmp_path) / "arrays.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ViolationError, match="torn under a final name"):
-        check_directory(scenario, tmp_path / "ckpt", 0)
+        scenario.check(tmp_path / "ckpt", 0)
 
 
 def test_the_check_finds_what_was_not_acknowledged(scenario: Scenario, tmp_path: Path) -> None:
     """Only the save in flight may be there without having been acknowledged."""
     other = Scenario("other", scenario.before[:1], scenario.before[1:])
-    check_directory(other, tmp_path / "ckpt", 0, later=False)
+    other.check(tmp_path / "ckpt", 0, later=False)
     with pytest.raises(ViolationError, match="restored"):
-        check_directory(other, tmp_path / "ckpt", 0, in_flight=False)
+        other.check(tmp_path / "ckpt", 0, in_flight=False)
 
 
 def test_the_model_of_the_policy() -> None:
@@ -185,7 +159,7 @@ def test_a_crash_keeps_what_was_synced(tmp_path: Path) -> None:
     assert (b"unsafe" * 200)[:512] in unsafe
 
 
-@pytest.mark.parametrize("corrupt", _corruptions.BYTES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("corrupt", BYTES, ids=lambda each: each.__name__)
 def test_a_corruption_changes_something(corrupt: Callable[[bytes, random.Random], bytes]) -> None:
     """Each way to damage bytes does so in nearly every case, and in the same way for the same seed."""
     data = bytes(range(256)) * 4
@@ -197,5 +171,5 @@ def test_a_corruption_changes_something(corrupt: Callable[[bytes, random.Random]
 
 def test_the_same_seed_gives_the_same_points() -> None:
     """A violation that was found once is found again."""
-    first, second = (run(checkpoint_crash_states.crash_states, 40, seed=3) for _ in range(2))
+    first, second = (run(PROGRAMS["crash"][0], 40, seed=3) for _ in range(2))
     assert (first.points, first.violations) == (second.points, second.violations)

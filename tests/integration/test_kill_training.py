@@ -9,6 +9,7 @@ import asyncio
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,14 +26,17 @@ from tests.fuzz.kill_training import (
     main,
     violations,
 )
+from tests.support.needs import need
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the points inside a save are found by inotify")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "kills"), [("waiting", 5), ("background", 3)])
-def test_a_killed_run_ends_with_the_same_weights(mode: str, kills: int, tmp_path: Path) -> None:
-    """Killed with SIGKILL, also inside a save, and started again: the same weights, and no more steps lost than promised."""
+@pytest.mark.parametrize(("mode", "kills"), [("waiting", 5), ("background", 3), ("torch", 3)])
+def test_a_killed_run_ends_with_the_same_bits(mode: str, kills: int, tmp_path: Path) -> None:
+    """Killed with SIGKILL, also inside a save, and started again: nothing differs, and no more steps are lost than promised."""
+    if mode == "torch":
+        need("torch")
     tally = kill_training(tmp_path, kills=kills, seed=1, mode=mode)
     assert not tally.violations, tally.report()
     assert tally.kills == kills
@@ -68,28 +72,43 @@ def test_a_run_that_breaks_a_promise_is_found(run: ProcessRun, finding: str | No
 
 def test_without_waiting_two_intervals_may_be_lost() -> None:
     """The interval whose checkpoint is being written, and the one trained meanwhile."""
-    assert Tally("waiting", 1000).promised == INTERVAL
-    assert Tally("background", 1000).promised == 2 * INTERVAL
+    assert [Tally(mode, 1000).promised // INTERVAL for mode in ("waiting", "background", "torch")] == [1, 2, 2]
 
 
 @pytest.mark.parametrize(
-    ("weight", "step", "finding"),
+    ("mode", "weight", "step", "losses", "finding"),
     [
-        (1.0, 100, None),
-        (math.nextafter(1.0, 2.0), 100, "the weights are not the same to the last bit"),
-        (1.0, 99, "the last checkpoints are of the steps [100, 99], not of 100"),
+        ("waiting", 1.0, 2, "ab", None),
+        ("waiting", math.nextafter(1.0, 2.0), 2, "ab", "the weights are not the same to the last bit"),
+        ("waiting", 1.0, 1, "ab", "killed: the last checkpoint is of step 1, not of 2"),
+        ("torch", 1.0, 2, "ab", None),
+        ("torch", math.nextafter(1.0, 2.0), 2, "ab", "the state of 'model' is not the same to the last bit"),
+        ("torch", 1.0, 2, "ac", "the records are not the same"),
+        ("torch", 1.0, 2, "aab", "the records are not the same"),
     ],
 )
-def test_a_difference_at_the_end_is_found(weight: float, step: int, finding: str | None, tmp_path: Path) -> None:
-    """One bit of one weight, or another step, is a difference."""
+def test_a_difference_at_the_end_is_found(
+    mode: str, weight: float, step: int, losses: str, finding: str | None, tmp_path: Path
+) -> None:
+    """One bit of one weight, or another step; with torch also one loss, and a step that was recorded twice."""
 
-    async def save(name: str, value: float, at: int) -> None:
+    async def save(name: str, value: float, at: int, recorded: str) -> None:
+        weights: Any = np.full((65, 10), value)
+        if mode == "torch":
+            import torch
+
+            weights = torch.tensor([value], dtype=torch.float64)
+        best = {"best": 0.99, "best_step": 1, "best_states": {}}
         async with Saver(tmp_path / name) as saver:
-            await saver.save({"variables": {"weights": np.full((65, 10), value)}}, at)
+            state = {"variables": {"weights": weights}, "tracked": {"model": {"weight": weights}}}
+            await saver.save({**state, "hooks": {"EarlyStoppingHook": best}}, at)
+        lines = [f"{min(number, 2)},0,{loss},1" for number, loss in enumerate(recorded, 1)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["step,time,loss,rate", *lines, ""]))
 
-    asyncio.run(save("alone", 1.0, 100))
-    asyncio.run(save("killed", weight, step))
-    assert list(differences(tmp_path / "alone", tmp_path / "killed", 100)) == ([] if finding is None else [finding])
+    asyncio.run(save("alone", 1.0, 2, "ab"))
+    asyncio.run(save("killed", weight, step, losses))
+    found = list(differences(tmp_path / "alone", tmp_path / "killed", 2, mode))
+    assert found == ([] if finding is None else [finding])
 
 
 def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:

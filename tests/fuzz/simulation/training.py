@@ -28,9 +28,8 @@ from aiohooks._aio.clock import sleep
 from aiohooks.checkpoint import KeepNewest, Saver
 from aiohooks.errors import AiohooksError, PublisherFinishedError
 from aiohooks.stores import SharedStepStore
-from tests.fuzz._checkpoint_harness import Seam, materialise
-from tests.fuzz._crash_model import Crash, Recorder
 from tests.fuzz._harness import scratch
+from tests.fuzz.checkpoints.operations import Crash, Recorder, Seam, materialise
 from tests.fuzz.simulation.cluster import Cluster, Program
 from tests.fuzz.simulation.scenario import Scenario
 from tests.fuzz.simulation.virtual_time import Process, World
