@@ -1,10 +1,10 @@
 """A checkpoint is damaged: the newer of two, of which each way changes the three files, or replaces something on the disk.
 
 Bits, lengths and ranges of its files are changed; its manifest, with knowledge of the format; other kinds of files, links and
-directories are put in their place. The damage must be detected and reported, the checkpoint set aside unchanged, and the older one
-restored equal to the last bit; or the change is harmless, and the newer one is restored. Contents that a forged manifest confirms
-cannot be detected: then only errors of this library may be raised, quickly and with little memory. All of it runs in a child with
-256 MiB at most.
+directories are put in their place. The damage must be detected and reported, the checkpoint set aside unchanged, and the older
+one restored equal to the last bit; or the change is harmless, and the newer one is restored. Contents that a forged manifest
+confirms cannot be detected: then only errors of this library may be raised, quickly and with little memory. All of it runs in a
+child with 256 MiB at most.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Checkpoints under faults of one layer; see `__main__`."""
