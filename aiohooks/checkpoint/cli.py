@@ -24,10 +24,7 @@ def checkpoints(directory: str) -> int:
         print(f"{printable(directory)} is not a directory", file=sys.stderr)
         return 1
     try:
-        if is_mirror:
-            found = _verify_mirror(directory)
-        else:
-            found = CheckpointDirectory(path, read_only=True).verify()
+        found = _verify_mirror(directory) if is_mirror else CheckpointDirectory(path, read_only=True).verify()
     except CheckpointError as error:
         print(printable(str(error)), file=sys.stderr)
         return 1

@@ -11,9 +11,9 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_done
@@ -132,16 +132,8 @@ class _MirrorStalledError(MirrorError):
     """A call made no progress for `timeout_secs`."""
 
 
-class _RemovedHereError(Exception):
-    """`keep` or a user removed a checkpoint here before its upload began."""
-
-
 class _LeftBehindError(Exception):
     """Ends the thread of a call that its caller no longer waits for."""
-
-
-_PASSED_ON = (DamagedError, NewerVersionError, _RemovedHereError)
-"""What a call in a thread raises besides `MirrorError`."""
 
 
 class Copier:
@@ -283,14 +275,18 @@ class Copier:
         may_make = not self._is_away
 
         def upload(alive: Alive) -> bool | None:
-            with _opened(checkpoint, self._check_place) as (manifest, contents):
+            with contextlib.ExitStack() as opened:
+                try:
+                    manifest, contents = _open_checkpoint(checkpoint, opened)
+                except (FileNotFoundError, DamagedError):
+                    self._check_place()
+                    if checkpoint.path.exists():
+                        raise
+                    return None  # `keep` or a user has removed it
                 manifest = dataclasses.replace(manifest, name=name)
                 return remote.upload(manifest, contents, alive, is_new=pending.is_new, may_make=may_make)
 
-        try:
-            written = await self._in_thread(upload)
-        except _RemovedHereError:
-            written = None
+        written = await self._in_thread(upload)
         if written is None:
             self._replaced += 1
             return
@@ -405,58 +401,46 @@ class Copier:
 
         Raises:
             MirrorError: the call failed, or made no progress for `timeout_secs`.
-            DamagedError: as the function raised it, like the other errors of `_PASSED_ON`.
+            DamagedError: as the function raised it, like `NewerVersionError`.
         """
-        secs = self.mirror.timeout_secs
-        call = _Call(fn, asyncio.get_running_loop())
-        threading.Thread(target=call.run, name=f"aiohooks: mirror {self.mirror}", daemon=True).start()
+        secs, loop = self.mirror.timeout_secs, asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        future.add_done_callback(retrieve_exception)  # its caller may have been cancelled
+        progress, is_left_behind = 0, False
+
+        def alive() -> None:
+            nonlocal progress
+            progress += 1
+            if is_left_behind:
+                raise _LeftBehindError
+
+        def set_outcome(result: Any, error: Exception | None) -> None:
+            if not is_left_behind:
+                future.set_result(result) if error is None else future.set_exception(error)
+
+        def run() -> None:
+            # No error with its traceback: the frames refer to open files, whose finalisers would block the event loop.
+            error: Exception | None = None
+            result: Any = None
+            try:
+                result = fn(alive)
+            except (DamagedError, NewerVersionError) as raised:
+                error = type(raised)(*raised.args)
+            except Exception as raised:
+                error = MirrorError(f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__)
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(set_outcome, result, error)
+
+        threading.Thread(target=run, name=f"aiohooks: mirror {self.mirror}", daemon=True).start()
         try:
-            while not call.future.done():
-                seen = call.progress
-                if not await wait_done([call.future], secs) and call.progress == seen:
+            while not future.done():
+                seen = progress
+                if not await wait_done([future], secs) and progress == seen:
                     self._remote = self._make_remote()  # the connections of the old one may be dead
                     raise _MirrorStalledError(f"no progress for {secs} s")
         finally:
-            call.left_behind = True
-        return call.future.result()
-
-
-class _Call(Generic[T]):
-    """A call in a thread of its own."""
-
-    def __init__(self, fn: Callable[[Alive], T], loop: asyncio.AbstractEventLoop) -> None:
-        self._fn = fn
-        self._loop = loop
-        self.future: asyncio.Future[T] = loop.create_future()
-        self.future.add_done_callback(retrieve_exception)  # its caller may have been cancelled
-        self.progress = 0
-        self.left_behind = False
-
-    def run(self) -> None:
-        # No error with its traceback: the frames refer to open files, whose finalisers would block the event loop.
-        error: Exception | None = None
-        result: Any = None
-        try:
-            result = self._fn(self._note_progress)
-        except _PASSED_ON as raised:
-            error = type(raised)(*raised.args)
-        except Exception as raised:
-            error = MirrorError(f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._set_outcome, result, error)
-
-    def _set_outcome(self, result: T, error: Exception | None) -> None:
-        if self.left_behind:
-            return
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
-
-    def _note_progress(self) -> None:
-        self.progress += 1
-        if self.left_behind:
-            raise _LeftBehindError
+            is_left_behind = True
+        return future.result()
 
 
 class _Pipe:
@@ -497,26 +481,18 @@ class _Pipe:
         self._room.release()
 
 
-@contextlib.contextmanager
-def _opened(checkpoint: Checkpoint, check_place: Callable[[], None]) -> Generator[tuple[Manifest, dict[str, Iterable[bytes]]]]:
+def _open_checkpoint(checkpoint: Checkpoint, opened: contextlib.ExitStack) -> tuple[Manifest, dict[str, Iterable[bytes]]]:
     """Open a checkpoint, whose files can be read to their end when it is removed here meanwhile."""
-    files, path = Files(), checkpoint.path
-    with contextlib.ExitStack() as opened:
-        try:
-            parent = opened.enter_context(files.directory(path.parent))
-            fd = opened.enter_context(files.directory(path.name, dir_fd=parent))
-            data = files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
-            manifest = _format.decode(data, Name(checkpoint.sequence, checkpoint.step))
-            contents: dict[str, Iterable[bytes]] = {
-                file: opened.enter_context(files.opened(file, dir_fd=fd, size=entry.size)).pieces()
-                for file, entry in manifest.files.items()
-            }
-        except (FileNotFoundError, DamagedError):
-            check_place()
-            if path.exists():
-                raise
-            raise _RemovedHereError from None
-        yield manifest, contents
+    files = Files()
+    parent = opened.enter_context(files.directory(checkpoint.path.parent))
+    fd = opened.enter_context(files.directory(checkpoint.path.name, dir_fd=parent))
+    data = files.read(_format.MANIFEST, dir_fd=fd, max_size=_format.MAX_MANIFEST_BYTES)
+    manifest = _format.decode(data, Name(checkpoint.sequence, checkpoint.step))
+    contents: dict[str, Iterable[bytes]] = {
+        file: opened.enter_context(files.opened(file, dir_fd=fd, size=entry.size)).pieces()
+        for file, entry in manifest.files.items()
+    }
+    return manifest, contents
 
 
 def _read(remote: RemoteDirectory, manifest: Manifest, pipe: _Pipe, alive: Alive) -> None:
