@@ -552,9 +552,12 @@ class CheckpointDirectory:
         entry = manifest.files[file]
         with damage_in(file), self._files.opened(file, dir_fd=fd, size=entry.size) as reader:
             try:
-                return load(reader)
-            finally:
+                loaded = load(reader)
+            except DamagedError:
                 reader.check(entry.crc32)  # of the whole file, whatever `load` has found in it
+                raise
+            reader.check(entry.crc32)
+            return loaded
 
     def _read(self, dir_fd: int, name: Name) -> tuple[Manifest, dict[str, Any]]:
         with self._files.directory(str(name), dir_fd=dir_fd, of_checkpoint=True) as fd:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import functools
 import json
 import os
 import re
@@ -19,30 +20,16 @@ import pytest
 from aiohooks.checkpoint import Checkpoint, Restored, _files, _format, saver
 from aiohooks.checkpoint._files import DirectoryLock, Files
 from aiohooks.checkpoint.saver import CheckpointDirectory
-from tests.fuzz.checkpoints import faults
 from tests.fuzz.checkpoints.__main__ import Program, run
 from tests.fuzz.checkpoints.corruption import corruption
-from tests.fuzz.checkpoints.faults import crash, kill, power, turns
-from tests.fuzz.checkpoints.laws import Outcome
+from tests.fuzz.checkpoints.faults import crash, error, full, kill, power, turns
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="kills, forks and mounts as Linux does")]
 
 
-def part(program: Callable[..., None], *options: Any) -> Program:
-    """Return a part of the program `error` as a program."""
-
-    def run_part(points: int, seed: int) -> Outcome:
-        outcome = Outcome("errors")
-        program(outcome, points, seed, *options)
-        return outcome
-
-    return run_part
-
-
-fill_levels, failing = part(faults.fill_levels), part(faults.failing_operations)
-failing_syncs, failing_opens = part(faults.failing_operations, ("fsync",)), part(faults.failing_operations, ("open",))
+failing_syncs, failing_opens = functools.partial(error, calls=("fsync",)), functools.partial(error, calls=("open",))
 
 
 # Operations that do not keep their promises
@@ -276,23 +263,17 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("checksums ignored", ignores_checksums, corruption, 200, "came back changed|restored|reported|corrupt|raised"),
     ("links followed", follows_links, corruption, 500, "restored"),
     ("damaged ones removed", removes_what_is_damaged, corruption, 50, "set aside"),
-    (
-        "errors mistaken for damage",
-        mistakes_errors_for_damage,
-        part(faults.failing_operations, ("open",)),
-        60,
-        "corrupt|restored",
-    ),
+    ("errors mistaken for damage", mistakes_errors_for_damage, failing_opens, 60, "corrupt|restored"),
     ("foreign files removed", removes_foreign_files, kill, 60, "not ours"),
     ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
     ("no lock", through(WithoutLock), kill, 100, "second writer"),
     ("no lock, in turn", through(WithoutLock), turns, 20, "without the lock|two writers"),
     ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers"),
-    ("files left open", leaks, failing, 20, "left open"),
-    ("files left open, full disk", leaks, fill_levels, 20, "left open"),
-    ("failed saves kept", keeps_failed_saves, fill_levels, 20, "not cleaned up|given back"),
-    ("untyped errors", raises_any_error, failing, 10, "raised OSError|raised PermissionError"),
-    ("errors ignored", ignores_errors, fill_levels, 20, "lost|gone|there"),
+    ("files left open", leaks, error, 20, "left open"),
+    ("files left open, full disk", leaks, full, 20, "left open"),
+    ("failed saves kept", keeps_failed_saves, full, 20, "not cleaned up|given back"),
+    ("untyped errors", raises_any_error, error, 10, "raised OSError|raised PermissionError"),
+    ("errors ignored", ignores_errors, full, 20, "lost|gone|there"),
 ]
 
 

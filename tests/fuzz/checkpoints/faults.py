@@ -8,6 +8,7 @@ import fcntl
 import functools
 import gc
 import hashlib
+import itertools
 import mmap
 import os
 import random
@@ -20,7 +21,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -271,17 +272,6 @@ RESTORE = "restore"
 """The scenario in which nothing is saved."""
 
 
-def error(points: int, seed: int) -> Outcome:
-    """Let operations fail, and save on full disks."""
-    with small_tmpfs():
-        pass  # raises before anything else where it cannot be mounted
-    outcome = Outcome("I/O errors and full disks")
-    failing_operations(outcome, points, seed)
-    fill_levels(outcome, levels := points * 10 // 13, seed)
-    outcome.notes.append(f"{points} operations, {levels} fill levels")
-    return outcome
-
-
 @dataclass(slots=True)
 class Attempt:
     """What a writer did."""
@@ -298,8 +288,8 @@ class Fault(NamedTuple):
     error: str
     call: str = ""
     """The operation, if it is one."""
-    lasting: bool = False
-    """Later ones fail, too."""
+    way: str = "once"
+    """How it fails; see `Failing`."""
     of_saved: bool = False
     """It was on a file that is being saved."""
 
@@ -346,7 +336,7 @@ def check_attempt(scenario: Scenario, path: Path, found: Attempt, fault: Fault) 
         raise ViolationError(f"raised errno {errno.errorcode.get(found.errno or 0)} for {fault.error}")
     failed = found.errno is not None
     unfinished = {each.name for each in path.glob(".tmp-*step-*.*")} - {*LEFTOVERS}
-    if failed and not fault.lasting and unfinished:
+    if failed and fault.way != "later" and unfinished:
         raise ViolationError(f"not cleaned up: {sorted(unfinished)}")
     if scenario.name == RESTORE:
         _check_restore(scenario, path, found, fault)
@@ -357,44 +347,46 @@ def check_attempt(scenario: Scenario, path: Path, found: Attempt, fault: Fault) 
         raise ViolationError(f"{found.saves} saves of {len(scenario.then)} returned, and nothing was raised")
     if not failed and fault.of_saved:
         raise ViolationError(f"a failed {fault.call} was ignored")
-    scenario.check(path, found.saves, in_flight=fault.lasting)
+    scenario.check(path, found.saves, in_flight=fault.way == "later")
 
 
 def _check_restore(scenario: Scenario, path: Path, found: Attempt, fault: Fault) -> None:
+    there = [each.name for each in path.iterdir() if each.name.startswith(("step-0", "damaged-step-0"))]
+    if len(there) != len(scenario.before):
+        raise ViolationError(f"a checkpoint was removed: {there}")
     if fault.error == "EIO":  # a file that the disk does not return is damaged
-        there = [each.name for each in path.iterdir() if each.name.startswith(("step-0", "damaged-step-0"))]
-        if len(there) != len(scenario.before):
-            raise ViolationError(f"a checkpoint was removed: {there}")
         return
     if found.corrupt or (found.restored is None) != (found.errno is not None):
         raise ViolationError(f"restored {found.restored}, errno {found.errno}, corrupt {found.corrupt}")
-    if found.restored not in (None, scenario.before[-1].number):
-        raise ViolationError(f"restored save {found.restored}, though the last one is good")
+    if found.restored not in (None, scenario.before[-1 - scenario.damaged].number):
+        raise ViolationError(f"restored save {found.restored}, though a later one is good")
     scenario.check(path, 0)
 
 
-def failing_operations(outcome: Outcome, points: int, seed: int, calls: Sequence[str] = ()) -> None:
-    """Let each operation fail, or each of these kinds, once or from there on."""
-    end = outcome.points + points
+def error(points: int, seed: int, calls: Sequence[str] = ()) -> Outcome:
+    """Let each operation fail, or each of these kinds."""
+    outcome = Outcome("operations that fail")
     with scratch() as root:
         work = root / "work"
-        for number, rng in outcome.rounds(end, seed):
-            plans: list[tuple[Scenario, Tree, int, str, bool]] = []
-            scenarios = [each for each in make_scenarios(seed + number, 600) if not each.damaged]
-            for scenario in [*scenarios, Scenario(RESTORE, scenarios[1].before, ())]:
+        for number, rng in outcome.rounds(points, seed):
+            plans: list[tuple[Scenario, Tree, int, str, Any]] = []
+            *scenarios, damaged = make_scenarios(seed + number, 600)
+            scenarios += [replace(each, name=RESTORE, then=()) for each in (scenarios[1], damaged)]
+            for scenario in scenarios:
                 materialise(tree := scenario.prepared(work), work)
                 with contextlib.suppress(ViolationError):  # what happens without a fault is found with one as well
                     attempt(scenario, work / "ckpt", fs := Seam())
                 places = [at for at, (name, _) in enumerate(fs.done) if not calls or name in calls]
-                plans += [(scenario, tree, at, error, on) for at in places for error in ERRORS for on in (False, True)]
+                plans += itertools.product([scenario], [tree], places, ERRORS, ("once", "done", "later"))
             rng.shuffle(plans)
-            for scenario, tree, at, name, lasting in plans[: end - outcome.points]:
+            for scenario, tree, at, name, way in plans[: points - outcome.points]:
                 materialise(tree, work)
-                with outcome.point(f"{scenario.name}, operation {at}{' and all later ones' * lasting}: {name}, seed {seed}"):
-                    failing = Failing(at, getattr(errno, name), lasting=lasting)
+                with outcome.point(f"{scenario.name}, operation {at} ({way}): {name}, seed {seed + number}"):
+                    failing = Failing(at, getattr(errno, name), way)
                     found = attempt(scenario, work / "ckpt", failing)
                     if (work / "ckpt").exists() or scenario.before:
-                        check_attempt(scenario, work / "ckpt", found, Fault(name, failing.failed, lasting, failing.of_saved))
+                        check_attempt(scenario, work / "ckpt", found, Fault(name, failing.failed, way, failing.of_saved))
+    return outcome
 
 
 # Full disks
@@ -435,19 +427,20 @@ def small_tmpfs() -> Generator[SmallTmpfs]:
             yield SmallTmpfs(root / "tmpfs")
 
 
-def fill_levels(outcome: Outcome, points: int, seed: int) -> None:
-    """Save with more and more free pages or inodes, from none until it has succeeded twice."""
-    end = outcome.points + points
+def full(points: int, seed: int) -> Outcome:
+    """Save on a tmpfs with more and more free pages or inodes, from none until it has succeeded twice."""
+    outcome = Outcome("full disks")
     with small_tmpfs() as tmpfs:
-        for number, _ in outcome.rounds(end, seed):
+        for number, _ in outcome.rounds(points, seed):
             # From less than a page to many: other sizes fail at other operations.
             for scenario in make_scenarios(seed + number, 200 + 1300 * number % 60_000):
                 for what in ("pages", "inodes"):
                     level, successes = 0, 0
-                    while successes < 2 and outcome.points < end:
+                    while successes < 2 and outcome.points < points:
                         with outcome.point(f"{scenario.name}, {level} {what} left, seed {seed + number}"):
                             successes += _save_at_level(tmpfs, scenario, level, inodes=what == "inodes")
                         level += 1
+    return outcome
 
 
 def _save_at_level(tmpfs: SmallTmpfs, scenario: Scenario, left: int, *, inodes: bool) -> bool:

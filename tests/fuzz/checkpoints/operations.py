@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 SECTOR = 512
 ROOT = 0
@@ -73,24 +73,26 @@ class Seam:
 
 
 class Failing(Seam):
-    """Lets one operation fail, or all from there on; a close that fails closes all the same."""
+    """Lets one operation fail; or it fails after it was `done`; or it and `later` ones fail. A close that fails closes anyway."""
 
-    def __init__(self, at: int, error: int, *, lasting: bool) -> None:
+    def __init__(self, at: int, error: int, way: Literal["once", "done", "later"]) -> None:
         super().__init__()
         self.failed = ""
         """The operation that has failed first."""
         self.of_saved = False
-        """Whether that was on a file which is being saved."""
-        self._at, self._error, self._lasting = at, error, lasting
+        """Whether that was a write or a sync of a file that is being saved."""
+        self._at, self._error, self._way = at, error, way
 
     def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if number != self._at and not (self._lasting and number > self._at):
+        if number != self._at and not (self._way == "later" and number > self._at):
             return real(*args, **kwargs)
         if not self.failed:
             self.failed = name
             self.of_saved = name in ("write", "fsync") and "/.tmp-step-" in os.readlink(f"/proc/self/fd/{args[0]}")
-        if name == "close":
-            real(*args)
+        if name == "close" or self._way == "done":
+            result = real(*args, **kwargs)
+            if name == "open":  # the caller does not get the descriptor
+                os.close(result)
         raise OSError(self._error, os.strerror(self._error))
 
 
