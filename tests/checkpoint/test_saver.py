@@ -17,6 +17,7 @@ import pytest
 from aiohooks.checkpoint import Checkpoint, KeepBest, KeepNewest, KeepPolicy, Saver
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 from tests.support.checkpoint_files import WatchedFs, directory, names, same, saved, saver_over, state_of
+from tests.support.checks import refused
 
 
 def damage(path: Path, file: str = "arrays.safetensors") -> None:
@@ -72,20 +73,6 @@ async def test_the_newest_is_the_one_saved_last(tmp_path: Path) -> None:
         assert restored.state["step"] == 10
 
 
-async def test_a_step_saved_again_replaces_the_older_one(tmp_path: Path) -> None:
-    """Once the new one is durable, and not before."""
-    fs = WatchedFs()
-    async with saver_over(fs, tmp_path) as saver:
-        await saver.save({"a": 1}, 5)
-        fs.log.clear()
-        await saver.save({"a": 2}, 5)
-        assert names(tmp_path) == ["step-000000000005.000002"]
-        assert fs.names.index("rename") < fs.names.index("unlink")
-        restored = await saver.restore(5)
-        assert restored is not None
-        assert restored.state == {"a": 2}
-
-
 async def test_a_missing_step_is_an_error_that_lists_the_others(tmp_path: Path) -> None:
     """It is not damage, so the error is a plain CheckpointError."""
     async with Saver(tmp_path) as saver:
@@ -124,34 +111,27 @@ async def test_a_damaged_one_is_skipped_set_aside_and_reported(
     assert [record.message for record in caplog.records if name in record.message and file in record.message]
 
 
-async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path) -> None:
-    """A run whose checkpoints are all damaged does not silently start from the beginning, also at the second attempt."""
-    for path in saved(tmp_path, 1, 2):
-        damage(path)
-    for _ in range(2):
+@pytest.mark.parametrize("count", [2, 5, 6])
+async def test_if_none_is_good_it_is_an_error_now_and_later(tmp_path: Path, count: int) -> None:
+    """A run whose checkpoints are all damaged does not silently start from the beginning, also at the second attempt.
+
+    The error lists the newest five, and whether there are more.
+    """
+    newest_first = [path.name for path in reversed(saved(tmp_path, *range(count)))]
+    for name in newest_first:
+        damage(tmp_path / name)
+    for attempt in range(2):
+        reason = "was set aside as damaged before" if attempt else "arrays.safetensors does not have the checksum in the manifest"
+        listed = [f"{'damaged-' * attempt}{name}: {reason}" for name in newest_first]
         async with Saver(tmp_path) as saver:
-            with pytest.raises(CorruptCheckpointError, match=r"none of them is good.*another directory") as caught:
+            with pytest.raises(CorruptCheckpointError) as caught:
                 await saver.restore()
-        assert caught.value.path is not None
-        assert caught.value.path.name.endswith("step-000000000002.000002")  # the newest
-        assert caught.value.reason
-    assert len(names(tmp_path)) == 2
+        assert f"none of them is good: {'; '.join(listed[:5])}{'; ...' if count > 5 else ''}; to start" in str(caught.value)
+        assert (caught.value.path, caught.value.reason) == (tmp_path / listed[0].partition(":")[0], reason)
+    assert len(names(tmp_path)) == count
     async with Saver(tmp_path) as saver:
-        assert (await saver.save({}, 3)).sequence == 3
+        assert (await saver.save({}, 3)).sequence == count + 1
         assert (await saver.restore()) is not None
-
-
-@pytest.mark.parametrize("count", [5, 6])
-async def test_the_error_lists_what_is_damaged(tmp_path: Path, count: int) -> None:
-    """The newest five, and whether there are more."""
-    listed: list[str] = []
-    for path in reversed(saved(tmp_path, *range(count))):
-        damage(path)
-        listed.append(f"{path.name}: arrays.safetensors does not have the checksum in the manifest")
-    async with Saver(tmp_path) as saver:
-        with pytest.raises(CorruptCheckpointError) as caught:
-            await saver.restore()
-    assert f"none of them is good: {'; '.join(listed[:5])}{'; ...' if count > 5 else ''}; to start" in str(caught.value)
 
 
 async def test_a_reader_does_not_list_what_it_has_found_damaged(tmp_path: Path) -> None:
@@ -188,36 +168,28 @@ async def test_a_name_set_aside_before_gets_a_number(tmp_path: Path) -> None:
 
 
 async def test_verify_reads_all_and_changes_nothing(tmp_path: Path) -> None:
-    """It needs no lock, so it works beside a writer."""
-    paths = saved(tmp_path, 1, 2, 3)
-    damage(paths[1])
+    """It needs no lock, so it works beside a writer. Those that were set aside come behind the others, the newest first."""
+    paths = saved(tmp_path, 1, 2, 3, 4)
+    for path in paths[:2]:
+        path.rename(tmp_path / f"damaged-{path.name}")
+    damage(paths[2])
+    (tmp_path / "step-000000000005.000005").write_text("")
     before = names(tmp_path)
     async with Saver(tmp_path) as writer:
-        await writer.save({}, 4)
+        await writer.save({}, 6)
         found = await Saver(tmp_path).verify()
     assert [(path.name, reason) for path, reason in found] == [
+        ("step-000000000006.000006", None),
+        ("step-000000000005.000005", "is not a directory"),
         ("step-000000000004.000004", None),
-        ("step-000000000003.000003", None),
-        ("step-000000000002.000002", "arrays.safetensors does not have the checksum in the manifest"),
-        ("step-000000000001.000001", None),
-    ]
-    assert names(tmp_path)[:3] == before
-    assert await Saver(tmp_path / "nowhere").verify() == []
-    assert await Saver(tmp_path / "nowhere").checkpoints() == []
-    assert not (tmp_path / "nowhere").exists()
-
-
-async def test_verify_lists_what_is_no_directory_and_what_was_set_aside(tmp_path: Path) -> None:
-    """The latter behind the others, the newest first."""
-    for path in saved(tmp_path, 1, 2, 3)[:2]:
-        path.rename(tmp_path / f"damaged-{path.name}")
-    (tmp_path / "step-000000000004.000004").write_text("")
-    assert [(path.name, reason) for path, reason in await Saver(tmp_path).verify()] == [
-        ("step-000000000004.000004", "is not a directory"),
-        ("step-000000000003.000003", None),
+        ("step-000000000003.000003", "arrays.safetensors does not have the checksum in the manifest"),
         ("damaged-step-000000000002.000002", "was set aside as damaged"),
         ("damaged-step-000000000001.000001", "was set aside as damaged"),
     ]
+    assert names(tmp_path)[:5] == before
+    assert await Saver(tmp_path / "nowhere").verify() == []
+    assert await Saver(tmp_path / "nowhere").checkpoints() == []
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_verify_lists_what_a_writer_sets_aside_meanwhile(tmp_path: Path) -> None:
@@ -269,35 +241,63 @@ async def test_a_checkpoint_removed_by_the_user_during_a_save(tmp_path: Path, ca
     assert caplog.messages == []
 
 
-class Nothing(KeepPolicy):
-    """Keeps nothing."""
+class Own(KeepPolicy):
+    """Keeps nothing, or fails."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
 
     def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
+        if self._error is not None:
+            raise self._error
         return set()
 
 
-class Broken(KeepPolicy):
-    """Fails."""
-
-    def kept(self, checkpoints: Sequence[Checkpoint]) -> set[Checkpoint]:
-        raise LookupError("no idea")
-
-
-async def test_the_newest_is_kept_whatever_the_policy(tmp_path: Path) -> None:
-    """A policy that keeps nothing does not remove the newest."""
-    async with Saver(tmp_path, keep=Nothing()) as saver:
+@pytest.mark.parametrize(("error", "steps"), [(None, [2]), (LookupError("no idea"), [2, 1])])
+async def test_a_policy_never_costs_the_newest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception | None, steps: list[int]
+) -> None:
+    """One that keeps nothing does not remove it. One that fails removes nothing: the save succeeds, and the error is logged."""
+    async with Saver(tmp_path, keep=Own(error)) as saver:
         await saver.save({}, 1)
         await saver.save({}, 2)
-        assert [each.step for each in await saver.checkpoints()] == [2]
+        assert [each.step for each in await saver.checkpoints()] == steps
+    assert ("no idea" in caplog.text) is (error is not None)
 
 
-async def test_a_policy_that_fails_removes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The checkpoint is durable by then, so the save succeeds, and the error is logged."""
-    async with Saver(tmp_path, keep=Broken()) as saver:
+# Metrics that come later
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+async def test_later_metrics_are_those_of_the_checkpoint(tmp_path: Path, mirrored: bool) -> None:
+    """They are added to the others, on the disk and in the mirror, and what is no longer the best is removed."""
+    mirror = f"memory://{tmp_path.name}" if mirrored else None
+    async with Saver(tmp_path / "here", keep=KeepBest(1, "score"), mirror=mirror) as saver:
+        await saver.save({"weights": 1}, 1, metrics={"score": 3})
+        await saver.save({"weights": 2}, 2, metrics={"loss": 5})
+        assert await saver.flush_mirror()
+        found = await saver.add_metrics(2, {"score": 2})
+        assert await saver.add_metrics(7, {"score": 2}) is None
+        assert await saver.flush_mirror()
+        assert await saver.verify() == [(found.path if found else None, None)]
+    async with Saver(tmp_path / ("elsewhere" if mirrored else "here"), mirror=mirror) as saver:
+        restored = await saver.restore()  # also compares what is here with the mirror
+        assert await saver.flush_mirror()
+        assert saver.mirror_status is None or saver.mirror_status.failures == 0
+    assert restored is not None
+    assert (restored.checkpoint.step, dict(restored.checkpoint.metrics)) == (2, {"loss": 5, "score": 2})
+    assert restored.state == {"weights": 2}
+
+
+async def test_metrics_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
+    """A reader adds nothing, and what is no number is refused; the checkpoint is unchanged."""
+    async with Saver(tmp_path) as saver:
         await saver.save({}, 1)
-        await saver.save({}, 2)
-        assert len(await saver.checkpoints()) == 2
-    assert "no idea" in caplog.text
+        with refused(InvalidArgumentError, "metrics['score'] is 'x'"):
+            await saver.add_metrics(1, {"score": "x"})  # type: ignore[dict-item]
+        with refused(CheckpointError, "read_only=True"):
+            await Saver(tmp_path, read_only=True).add_metrics(1, {"score": 1})
+        assert [dict(one.metrics) for one in await saver.checkpoints()] == [{}]
 
 
 # Order, memory, cancelling
@@ -318,29 +318,20 @@ async def test_the_order_of_a_commit(tmp_path: Path) -> None:
 async def test_a_save_lists_the_directory_once(tmp_path: Path) -> None:
     """One listing serves the leftovers, the sequence, the policy and the removal; a restore that sets one aside has one, too."""
     (tmp_path / ".tmp-step-000000000001.000001").mkdir()
-    fs = ListingFs(tmp_path)
-    async with saver_over(fs, tmp_path, keep=KeepNewest(2)) as saver:
+    listings: list[bool] = []
+
+    def listdir(fd: int) -> list[str]:
+        listings.append(os.path.samestat(os.fstat(fd), os.stat(tmp_path)))
+        return os.listdir(fd)
+
+    async with saver_over(WatchedFs(listdir=listdir), tmp_path, keep=KeepNewest(2)) as saver:
         for step in range(4):
             await saver.save(state_of(step), step)
-            assert (step, fs.listings) == (step, 1)
-            fs.listings = 0
+            assert sum(listings) == step + 1
         damage(tmp_path / "step-000000000003.000004")
         assert (await saver.restore()) is not None
-        assert fs.listings == 1
+        assert sum(listings) == 5
     assert names(tmp_path) == ["damaged-step-000000000003.000004", "step-000000000002.000003"]
-
-
-class ListingFs(WatchedFs):
-    """Counts the listings of one directory."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.path = path
-        self.listings = 0
-
-    def listdir(self, fd: int) -> list[str]:
-        self.listings += os.path.samestat(os.fstat(fd), os.stat(self.path))
-        return os.listdir(fd)
 
 
 async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
@@ -410,14 +401,6 @@ async def test_nothing_stays_open(tmp_path: Path) -> None:
 # Invalid arguments
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, 2**63])
-async def test_a_step_is_an_int_of_0_or_more(tmp_path: Path, step: Any) -> None:
-    """Anything else is refused before any file is touched."""
-    with pytest.raises(InvalidArgumentError, match="step is"):
-        await Saver(tmp_path / "a").save({}, step)
-    assert not (tmp_path / "a").exists()
-
-
 async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
     """2**63 - 1 and an integer of numpy are accepted."""
     async with Saver(tmp_path) as saver:
@@ -427,17 +410,17 @@ async def test_the_largest_step_is_kept(tmp_path: Path) -> None:
         assert [each.step for each in await saver.checkpoints()] == [7, 2**63 - 1]
 
 
-@pytest.mark.parametrize(
-    "metrics", [[1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)}, {"a" * 5_000_000: 0.0}]
-)
-async def test_metrics_are_numbers_by_name(tmp_path: Path, metrics: Any) -> None:
-    """Anything else is refused, and so are too many for a manifest."""
-    with pytest.raises(InvalidArgumentError, match="metrics"):
-        await Saver(tmp_path).save({}, 1, metrics=metrics)
+INVALID: list[tuple[Any, Any, Any, str]] = [
+    *(({}, step, None, "step is") for step in (-1, 1.0, "1", None, True, 2**63)),
+    *(({}, 1, metrics, "metrics") for metrics in ([1], {"a": "1"}, {"a": None}, {1: 1.0}, {"a": True}, {"a": np.zeros(2)})),
+    ({}, 1, {"a" * 5_000_000: 0.0}, "metrics has 1 entries, too many for a manifest"),
+    ({"a": object()}, 1, None, r"state\['a'\]"),
+]
 
 
-async def test_a_refused_state_touches_nothing(tmp_path: Path) -> None:
-    """The state is checked before anything is written."""
-    with pytest.raises(InvalidArgumentError, match=r"state\['a'\]"):
-        await Saver(tmp_path / "x").save({"a": object()}, 1)
-    assert not (tmp_path / "x").exists()
+@pytest.mark.parametrize(("state", "step", "metrics", "says"), INVALID)
+async def test_what_is_invalid_touches_nothing(tmp_path: Path, state: Any, step: Any, metrics: Any, says: str) -> None:
+    """A step is an int of 0 or more; metrics are numbers by name, as many as a manifest can have; a state is checked first."""
+    with pytest.raises(InvalidArgumentError, match=says):
+        await Saver(tmp_path / "a").save(state, step, metrics=metrics)
+    assert not (tmp_path / "a").exists()

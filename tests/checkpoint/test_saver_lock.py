@@ -41,8 +41,8 @@ def program(code: str) -> list[str]:
     return [sys.executable, "-W", "error", "-c", textwrap.dedent(IMPORTS) + textwrap.dedent(code)]
 
 
-async def test_the_error_of_a_second_writer_names_the_first(tmp_path: Path) -> None:
-    """While another process has the directory, saving and restoring name it; when it is killed, both succeed."""
+async def test_a_second_writer_is_refused_until_the_first_has_died(tmp_path: Path) -> None:
+    """Saving and restoring; when the process that has the directory is killed, both succeed."""
     holder = subprocess.Popen(  # noqa: ASYNC220 - it is quick, and the test has nothing else to do
         [*program("one = directory(path); one.save({}, 1, {}); print('ready', flush=True); signal.pause()"), str(tmp_path)],
         cwd=ROOT,
@@ -65,22 +65,12 @@ async def test_the_error_of_a_second_writer_names_the_first(tmp_path: Path) -> N
         assert len(await saver.checkpoints()) == 2
 
 
-async def test_a_second_saver_of_the_same_process_is_refused_too(tmp_path: Path) -> None:
-    """The message says that it is this process."""
-    async with Saver(tmp_path) as saver:
-        await saver.save({}, 1)
-        with pytest.raises(CheckpointBusyError, match="this process itself") as caught:
-            await Saver(tmp_path).save({}, 2)
-        assert caught.value.pid == os.getpid()
-    async with Saver(tmp_path) as saver:
-        await saver.save({}, 2)
-
-
 @pytest.mark.parametrize(
     ("note", "pid"),
     [
         *((note, None) for note in (b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" + b" " * 64)),
         *((note, 1234567890) for note in (b"1234567890\n", b"1234567890" + b" " * 54)),
+        (f"{os.getpid()}\n".encode(), os.getpid()),
     ],
 )
 async def test_a_holder_is_known_by_its_number(tmp_path: Path, note: bytes, pid: int | None) -> None:
@@ -89,7 +79,7 @@ async def test_a_holder_is_known_by_its_number(tmp_path: Path, note: bytes, pid:
         file.write(note)
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
-        holder = "another writer" if pid is None else f"process {pid}"
+        holder = {None: "another writer", os.getpid(): "this process itself"}.get(pid, f"process {pid}")
         with pytest.raises(CheckpointBusyError, match=f"in use by {holder};") as caught:
             await Saver(tmp_path).save({}, 1)
     assert caught.value.pid == pid
@@ -121,39 +111,29 @@ async def test_a_reader_needs_no_lock_and_changes_nothing(tmp_path: Path) -> Non
     assert names(tmp_path) == [*(each.name for each in paths), "step-000000000003.000003"]
 
 
-def test_a_reader_that_races_a_removal_reads_the_newer_one(tmp_path: Path) -> None:
-    """A checkpoint that is removed while it is read is not damaged: the reader lists the directory again."""
+@pytest.mark.parametrize("indefinitely", [False, True])
+def test_a_reader_that_races_a_removal_reads_the_newer_one(tmp_path: Path, indefinitely: bool) -> None:
+    """A checkpoint that is removed while it is read is not damaged: the reader lists the directory again, some times."""
     [path] = saved(tmp_path, 1)
-    writer = directory(tmp_path, keep=KeepNewest(1))
+    writer, steps = directory(tmp_path, keep=KeepNewest(1)), iter(range(2, 100))
     fs = WatchedFs()
 
     def save_first(name: str, args: tuple[object, ...]) -> None:
-        if args and args[0] == "state.msgpack" and path.exists():
-            writer.save(state_of(2), 2, {})
+        if args and args[0] == "state.msgpack" and (indefinitely or path.exists()):
+            step = next(steps)
+            writer.save(state_of(step), step, {})
 
     fs.before = save_first
-    restored = directory(tmp_path, fs, read_only=True).restore(None)
+    reader = directory(tmp_path, fs, read_only=True)
+    if indefinitely:
+        with pytest.raises(CheckpointError, match="faster than they can be read"):
+            reader.restore(None)
+    else:
+        restored = reader.restore(None)
+        assert restored is not None
+        assert (restored.checkpoint.step, restored.set_aside) == (2, ())
     writer.close()
-    assert restored is not None
-    assert (restored.checkpoint.step, restored.set_aside) == (2, ())
     assert fs.opened == set()
-
-
-def test_a_reader_does_not_retry_indefinitely(tmp_path: Path) -> None:
-    """If what it reads is removed each time, it raises."""
-    saved(tmp_path, 1)
-    writer = directory(tmp_path, keep=KeepNewest(1))
-    fs = WatchedFs()
-    steps = iter(range(2, 100))
-
-    def save_first(name: str, args: tuple[object, ...]) -> None:
-        if args and args[0] == "state.msgpack":
-            writer.save({}, next(steps), {})
-
-    fs.before = save_first
-    with pytest.raises(CheckpointError, match="faster than they can be read"):
-        directory(tmp_path, fs, read_only=True).restore(None)
-    writer.close()
 
 
 FORK = """
@@ -244,8 +224,8 @@ def test_the_lock_is_released_though_another_descriptor_of_its_file_is_open(tmp_
 # The place of the directory
 
 
-def remove(path: Path) -> None:
-    shutil.rmtree(path)
+def rename(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
 
 
 def replace_by_copy(path: Path) -> None:
@@ -254,16 +234,12 @@ def replace_by_copy(path: Path) -> None:
     path.with_suffix(".copy").rename(path)
 
 
-def rename(path: Path) -> None:
-    path.rename(path.with_suffix(".old"))
-
-
 def replace_by_file(path: Path) -> None:
     shutil.rmtree(path)
     path.touch()
 
 
-LOST = [rename, remove, replace_by_copy, replace_by_file]
+LOST: list[Callable[[Path], None]] = [rename, shutil.rmtree, replace_by_copy, replace_by_file]
 
 
 @pytest.mark.parametrize("made_anew", [False, True])
@@ -420,9 +396,7 @@ def test_only_our_own_leftovers_are_removed(tmp_path: Path) -> None:
 def test_leftovers_that_cannot_be_removed_do_not_prevent_a_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A leftover that contains a directory is kept, with a warning, and the save uses another name."""
     (tmp_path / ".tmp-step-000000000001.000001" / "inside").mkdir(parents=True)
-    one = directory(tmp_path)
-    one.save({}, 1, {})
-    one.close()
+    saved(tmp_path, 1)
     assert names(tmp_path) == [".tmp-step-000000000001.000001", "step-000000000001.000001"]
     assert "cannot be removed" in caplog.text
 
@@ -444,7 +418,7 @@ def test_nothing_is_removed_without_the_lock(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_can_read(tmp_path: Path) -> None:
-    """Directories are 0700 and files 0600, whatever the umask."""
+    """Directories are 0700 and files 0600, whatever the umask; a parent that is made as well is not the Saver's own."""
     old = os.umask(0)
     try:
         one = directory(tmp_path / "a" / "b")
@@ -452,9 +426,11 @@ def test_only_the_owner_can_read(tmp_path: Path) -> None:
         one.close()
     finally:
         os.umask(old)
-    assert {each.stat().st_mode & 0o777 for each in (tmp_path / "a" / "b", path)} == {0o700}
-    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o777  # it is not the Saver's own
-    assert {each.stat().st_mode & 0o777 for each in (*path.iterdir(), tmp_path / "a" / "b" / ".lock")} == {0o600}
+    modes = {each.relative_to(tmp_path).as_posix(): each.stat().st_mode & 0o777 for each in tmp_path.rglob("*")}
+    assert modes == {
+        **{"a": 0o777, "a/b": 0o700, f"a/b/{path.name}": 0o700, "a/b/.lock": 0o600},
+        **{f"a/b/{path.name}/{file}": 0o600 for file in ("arrays.safetensors", "state.msgpack", "manifest.json")},
+    }
 
 
 class Foreign(WatchedFs):
