@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import sys
 import zlib
 from collections.abc import Callable
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
-from tests.support.checkpoint_files import WatchedFs, directory, names, saved, sealed_manifest
+from tests.support.checkpoint_files import OTHER_ENTRIES, WatchedFs, directory, names, replace_entry, saved, sealed_manifest
 
 
 def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
@@ -82,40 +80,13 @@ def test_a_later_version_is_not_damage(tmp_path: Path) -> None:
     assert len(names(tmp_path)) == 2
 
 
-# Other entries in place of files
-
-
-def replace(path: Path, kind: str, other: Path) -> None:
-    """Replace a file or directory by another kind of entry."""
-    moved = path.with_name("moved")
-    path.rename(moved)
-    if kind == "link":
-        path.symlink_to(moved)
-    elif kind == "hanging link":
-        path.symlink_to(other / "nowhere")
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "directory":
-        path.mkdir()
-    elif kind == "socket":
-        here = os.open(path.parent, os.O_RDONLY)
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(f"/proc/self/fd/{here}/{path.name}")
-        os.close(here)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "sparse":
-        path.touch()
-        os.truncate(path, 1 << 40)
-
-
 # In an empty directory in place of the checkpoint's own, the manifest is missing.
-@pytest.mark.parametrize("kind", ["link", "hanging link", "fifo", "directory", "socket", "device", "sparse", "nothing"])
+@pytest.mark.parametrize("kind", OTHER_ENTRIES)
 @pytest.mark.parametrize("file", ["arrays.safetensors", "state.msgpack", "manifest.json", "."])
 def test_anything_but_a_plain_file_of_the_right_size_is_damage(tmp_path: Path, file: str, kind: str) -> None:
     """It is not followed or waited for, and no memory of its size is allocated."""
     newest = saved(tmp_path / "a", 1, 2)[1]
-    replace(newest / file if file != "." else newest, kind, tmp_path)
+    replace_entry(newest / file if file != "." else newest, kind, tmp_path)
     fs = WatchedFs()
     for read_only in (True, False):  # to a reader, too, it is no checkpoint that a writer has removed meanwhile
         one = directory(tmp_path / "a", fs, read_only=read_only)

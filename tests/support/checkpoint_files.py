@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import socket
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -116,6 +117,33 @@ def sealed_manifest(content: dict[str, Any], **changes: Any) -> bytes:
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     content["checksum"] = hashlib.sha256(text.encode()).hexdigest()
     return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+
+
+OTHER_ENTRIES = ("link", "hanging link", "fifo", "directory", "socket", "device", "sparse", "nothing")
+
+
+def replace_entry(path: Path, kind: str, elsewhere: Path) -> None:
+    """Replace a file or directory by another kind of entry, one of `OTHER_ENTRIES`."""
+    moved = path.with_name("moved")
+    path.rename(moved)
+    if kind == "link":
+        path.symlink_to(moved)  # to the very same bytes
+    elif kind == "hanging link":
+        path.symlink_to(elsewhere / "nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "socket":
+        here = os.open(path.parent, os.O_RDONLY)
+        with socket.socket(socket.AF_UNIX) as one:  # through the open directory, because the path of a socket is limited
+            one.bind(f"/proc/self/fd/{here}/{path.name}")
+        os.close(here)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "sparse":
+        path.touch()
+        os.truncate(path, 1 << 40)
 
 
 def names(path: Path) -> list[str]:

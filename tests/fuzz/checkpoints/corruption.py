@@ -16,8 +16,6 @@ import mmap
 import os
 import random
 import resource
-import shutil
-import socket
 import time
 import zlib
 from collections.abc import Callable
@@ -31,7 +29,7 @@ from tests.fuzz._harness import scratch
 from tests.fuzz.checkpoints.faults import fork
 from tests.fuzz.checkpoints.laws import Outcome, Save, ViolationError, check_restored, directory, make_save
 from tests.fuzz.checkpoints.operations import Tree, materialise, snapshot
-from tests.support.checkpoint_files import sealed_manifest
+from tests.support.checkpoint_files import OTHER_ENTRIES, replace_entry, sealed_manifest
 from tests.support.waiting import HANG_SECS
 
 MANIFEST = "manifest.json"
@@ -40,69 +38,34 @@ Files = dict[str, bytes]
 
 # Bytes of one file
 
-
-def bit(data: bytes, rng: random.Random) -> bytes:
-    """Flip one bit."""
-    found = bytearray(data)
-    found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
-    return bytes(found)
+BYTES = ("bit", "cut", "delete", "insert", "zero", "empty", "swap", "double")
 
 
-def cut(data: bytes, rng: random.Random) -> bytes:
-    """Remove the end."""
-    return data[: rng.randrange(len(data))]
-
-
-def delete(data: bytes, rng: random.Random) -> bytes:
-    """Remove a range."""
+def altered(way: str, data: bytes, rng: random.Random) -> bytes:
+    """Flip a bit; or cut, delete, insert, set to zero, exchange or double a range, or all."""
     at = rng.randrange(len(data))
-    return data[:at] + data[at + rng.randint(1, 40) :]
+    end = min(len(data), at + rng.randint(1, 600 if way == "zero" else 40))
+    before, inside, after = data[:at], data[at:end], data[end:]
+    match way:
+        case "bit":
+            return before + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
+        case "cut":
+            return before
+        case "delete":
+            return before + after
+        case "insert":
+            return before + rng.randbytes(rng.randint(1, 40)) + data[at:]
+        case "zero":
+            return before + bytes(len(inside)) + after
+        case "empty":
+            return rng.choice((b"", bytes(len(data))))
+        case "swap":
+            return after[: len(inside)] + before[len(inside) :] + inside + before[: len(inside)] + after[len(inside) :]
+        case _:
+            return rng.choice((data * 2, before + data[at:] * 2))
 
-
-def insert(data: bytes, rng: random.Random) -> bytes:
-    """Insert bytes."""
-    at = rng.randint(0, len(data))
-    return data[:at] + rng.randbytes(rng.randint(1, 40)) + data[at:]
-
-
-def zero(data: bytes, rng: random.Random) -> bytes:
-    """Set a range to zeros."""
-    at = rng.randrange(len(data))
-    end = min(len(data), at + rng.randint(1, 600))
-    return data[:at] + bytes(end - at) + data[end:]
-
-
-def empty(data: bytes, rng: random.Random) -> bytes:
-    """Remove everything, or set everything to zeros."""
-    return rng.choice((b"", bytes(len(data))))
-
-
-def swap(data: bytes, rng: random.Random) -> bytes:
-    """Exchange two ranges of the same length."""
-    if len(data) < 2:
-        return data
-    size = rng.randint(1, max(1, len(data) // 4))
-    one = rng.randrange(max(1, len(data) - 2 * size))
-    other = rng.randint(one + size, len(data) - size)
-    return b"".join(
-        (data[:one], data[other : other + size], data[one + size : other], data[one : one + size], data[other + size :])
-    )
-
-
-def double(data: bytes, rng: random.Random) -> bytes:
-    """Double a range, or everything."""
-    at = rng.randrange(len(data))
-    return rng.choice((data * 2, data[:at] + data[at:] * 2))
-
-
-BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (bit, cut, delete, insert, zero, empty, swap, double)
 
 # The manifest, with knowledge of the format
-
-
-def canonical(content: object) -> bytes:
-    """Return the canonical bytes of a manifest."""
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
 def rewritten(files: Files, rng: random.Random) -> Files:
@@ -132,20 +95,8 @@ _VALUES: tuple[Any, ...] = (
     "A" * 64, "a" * 63, "0" * 64,
 )  # fmt: skip
 _NAMES = (
-    "..",
-    ".",
-    "",
-    "/etc/passwd",
-    "a/b",
-    "manifest.json",
-    "MANIFEST.JSON",
-    "con",
-    "x" * 300,
-    "\0",
-    "\u2024\u2024",
-    "extra",
-    "state",
-)
+    "..", ".", "", "/etc/passwd", "a/b", "manifest.json", "MANIFEST.JSON", "con", "x" * 300, "\0", "\u2024\u2024", "extra",
+)  # fmt: skip
 
 
 def edited(files: Files, rng: random.Random) -> Files:
@@ -168,7 +119,8 @@ def edited(files: Files, rng: random.Random) -> Files:
 def unsigned(files: Files, rng: random.Random) -> Files:
     """Change the contents and keep the checksum."""
     content = json.loads(edited(files, rng)[MANIFEST])
-    return {**files, MANIFEST: canonical({**content, "checksum": json.loads(files[MANIFEST])["checksum"]})}
+    content["checksum"] = json.loads(files[MANIFEST])["checksum"]
+    return {**files, MANIFEST: json.dumps(content, sort_keys=True, separators=(",", ":")).encode("ascii")}
 
 
 def oversized(files: Files, rng: random.Random) -> Files:
@@ -195,7 +147,7 @@ def forged(files: Files, rng: random.Random) -> Files:
     name = rng.choice(PAYLOADS)
     data = files[name]
     for _ in range(rng.randint(1, 4)):
-        data = rng.choice(BYTES)(data or b"\0\0", rng)
+        data = altered(rng.choice(BYTES), data or b"\0\0", rng)
     if rng.random() < 0.3:
         data = _hostile(name, rng)
     content = json.loads(files[MANIFEST])
@@ -226,50 +178,14 @@ def _hostile(name: str, rng: random.Random) -> bytes:
     return length.to_bytes(8, "little") + text
 
 
-# Entries of the disk
-
-
-def file_replaced(checkpoint: Path, rng: random.Random) -> None:
-    """Remove a file, or replace it by something that is not a file."""
-    path = checkpoint / rng.choice((*PAYLOADS, MANIFEST))
-    copy = checkpoint.parent / "notes.txt"
-    kind = rng.randrange(6)
-    data = path.read_bytes()
-    path.unlink()
-    if kind == 1:
-        copy.write_bytes(data)
-        path.symlink_to(copy)  # to the very same bytes
-    elif kind == 2:
-        path.mkdir()
-    elif kind == 3:
-        os.mkfifo(path)
-    elif kind == 4:
-        with socket.socket(socket.AF_UNIX) as listening:
-            here = os.open(checkpoint, os.O_RDONLY)
-            try:  # through the open directory, because the path of a socket is limited
-                listening.bind(f"/proc/self/fd/{here}/{path.name}")
-            finally:
-                os.close(here)
-    elif kind == 5:
-        path.symlink_to(path.name)
-
-
-def directory_replaced(checkpoint: Path, rng: random.Random) -> None:
-    """Replace or rename the directory itself."""
-    kind = rng.randrange(5)
-    aside = checkpoint.parent / "aside"
-    if kind == 0:
-        checkpoint.rename(aside)
-        checkpoint.symlink_to(aside)
-    elif kind == 1:
-        shutil.rmtree(checkpoint)
-        checkpoint.write_bytes(b"not a directory")
-    elif kind == 2:
-        shutil.rmtree(checkpoint)
-        checkpoint.mkdir()
-    elif kind == 3:  # of another step
+def on_disk(checkpoint: Path, rng: random.Random) -> None:
+    """Replace a file or the directory by another kind of entry, or rename the directory, as of another step or sequence."""
+    kind = rng.randrange(10)
+    if kind < 8:
+        replace_entry(checkpoint / rng.choice((*PAYLOADS, MANIFEST, ".")), rng.choice(OTHER_ENTRIES), checkpoint.parent)
+    elif kind == 8:
         checkpoint.rename(checkpoint.with_name(f"step-{rng.randrange(10**12):012d}.000002"))
-    else:  # of another sequence
+    else:
         checkpoint.rename(checkpoint.with_name(f"{checkpoint.name.partition('.')[0]}.{rng.randint(3, 10**6):06d}"))
 
 
@@ -282,7 +198,6 @@ OLD, NEW = "step-000000000010.000001", "step-000000000020.000002"
 
 MANIFEST_EDITS: tuple[Callable[[Files, random.Random], Files], ...] = (rewritten, unsigned)
 SIGNED_EDITS: tuple[Callable[[Files, random.Random], Files], ...] = (edited, forged, oversized)
-DISK_EDITS: tuple[Callable[[Path, random.Random], None], ...] = (file_replaced, directory_replaced)
 
 
 def corruption(points: int, seed: int) -> Outcome:
@@ -351,9 +266,8 @@ def _damage_once(tree: Tree, path: Path, rng: random.Random) -> tuple[str, Files
     """Damage it in one way; return what was done, and the files as they are now, if they are still files."""
     kind = rng.randrange(20)
     if kind < 2:
-        on_disk = DISK_EDITS[kind]
         on_disk(path / NEW, rng)
-        return f"{on_disk.__name__} on disk", None
+        return "on disk", None
     good = {file: data for file in (*PAYLOADS, MANIFEST) if (data := tree[f"{NEW}/{file}"]) is not None}
     if kind < 10:
         on_files = rng.choice(MANIFEST_EDITS if kind < 6 else SIGNED_EDITS if rng.random() < 0.97 else SIGNED_EDITS[2:])
@@ -362,8 +276,8 @@ def _damage_once(tree: Tree, path: Path, rng: random.Random) -> tuple[str, Files
         where, files = f"{on_files.__name__} manifest", on_files(good, rng)
     else:
         name = rng.choice((*PAYLOADS, MANIFEST))
-        mutator = rng.choice(BYTES)
-        where, files = f"{mutator.__name__} in {name}", {**good, name: mutator(good[name], rng)}
+        way = rng.choice(BYTES)
+        where, files = f"{way} in {name}", {**good, name: altered(way, good[name], rng)}
     for file, data in files.items():
         (path / NEW / file).write_bytes(data)
     return where, files

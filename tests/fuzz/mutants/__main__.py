@@ -44,7 +44,9 @@ TESTS = {
         "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
         "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py",
     ),
-    "checkpoint": ("tests/checkpoint", "tests/hooks/test_checkpoint_saver_torch.py"),
+    "checkpoint": (
+        "tests/checkpoint", "tests/hooks/test_checkpoint_saver_torch.py", "tests/integration/test_checkpoint_programs.py",
+    ),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }  # fmt: skip
 """The tests of a package that are not just those in the folder of the same name."""
