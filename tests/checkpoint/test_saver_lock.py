@@ -31,7 +31,7 @@ IMPORTS = """
     import os, sys, signal
     from pathlib import Path
     from aiohooks.errors import CheckpointBusyError
-    from tests.support.checkpoint_files import directory
+    from tests.support.checkpoint_files import WatchedFs, directory
     path = Path(sys.argv[1])
 """
 
@@ -136,74 +136,73 @@ def test_a_reader_that_races_a_removal_reads_the_newer_one(tmp_path: Path, indef
     assert fs.opened == set()
 
 
-FORK = """
-    one = directory(path)
-    one.save({}, 1, {})
-    parent = os.getpid()
-    go, ready = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            one.save({}, 2, {})
-        except CheckpointBusyError as error:
-            assert error.pid == parent, error
-            os.write(ready[1], b"b")
-        os.read(go[0], 1)                       # the parent has released the directory
-        one.save({}, 3, {})
-        os.write(ready[1], b"s")
-        os._exit(0)
-    assert os.read(ready[0], 1) == b"b"
-    one.save({}, 4, {})                         # the parent still has the lock
-    one.close()
-    os.write(go[1], b"g")
-    assert os.read(ready[0], 1) == b"s"
-    assert os.waitpid(child, 0)[1] == 0
-    one.save({}, 5, {})
-    print([each.step for each in one.checkpoints()])
-"""
+FORKS = {
+    "asks": (
+        """
+        one.save({}, 1, {})
+        parent = os.getpid()
+        go, ready = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                one.save({}, 2, {})
+            except CheckpointBusyError as error:
+                assert error.pid == parent, error
+                os.write(ready[1], b"b")
+            os.read(go[0], 1)                       # the parent has released the directory
+            one.save({}, 3, {})
+            os.write(ready[1], b"s")
+            os._exit(0)
+        assert os.read(ready[0], 1) == b"b"
+        one.save({}, 4, {})                         # the parent still has the lock
+        one.close()
+        os.write(go[1], b"g")
+        assert os.read(ready[0], 1) == b"s"
+        assert os.waitpid(child, 0)[1] == 0
+        one.save({}, 5, {})
+        """,
+        "[5, 3, 4, 1]",
+    ),
+    "has none of its files": (
+        """
+        one.save({}, 1, {})
+        held = lambda: [fd for fd in os.listdir("/proc/self/fd") if str(path) in os.path.realpath(f"/proc/self/fd/{fd}")]
+        assert held()
+        child = os.fork()
+        if child == 0:
+            os._exit(len(held()))
+        assert os.waitpid(child, 0)[1] == 0
+        one.close()
+        """,
+        "[1]",
+    ),
+    "is forked in a save": (
+        """
+        children = []
 
-FORK_HAS_NONE = """
-    one = directory(path)
-    one.save({}, 1, {})
-    held = lambda: [fd for fd in os.listdir("/proc/self/fd") if str(path) in os.path.realpath(f"/proc/self/fd/{fd}")]
-    assert held()
-    child = os.fork()
-    if child == 0:
-        os._exit(len(held()))
-    assert os.waitpid(child, 0)[1] == 0
-    one.close()
-    print([each.step for each in one.checkpoints()])
-"""
+        def fork_once(name, args):
+            if name == "write" and not children:
+                children.append(os.fork())
+                if children == [0]:
+                    signal.alarm(30)                # ends a child that waits for the thread that saves in its parent
+                    os._exit(len(one.checkpoints()))
+                assert os.waitpid(children[0], 0)[1] == 0
+
+        fs.before = fork_once
+        one.save({}, 1, {})
+        """,
+        "[1]",
+    ),
+}
 
 
-FORK_IN_A_SAVE = """
-    from tests.support.checkpoint_files import WatchedFs
-    fs = WatchedFs()
-    one = directory(path, fs)
-    children = []
-
-    def fork_once(name, args):
-        if name == "write" and not children:
-            children.append(os.fork())
-            if children == [0]:
-                signal.alarm(30)                # ends a child that waits for the thread that saves in its parent
-                os._exit(len(one.checkpoints()))
-            assert os.waitpid(children[0], 0)[1] == 0
-
-    fs.before = fork_once
-    one.save({}, 1, {})
-    print([each.step for each in one.checkpoints()])
-"""
-
-
-@pytest.mark.parametrize(
-    ("code", "steps"),
-    [(FORK, "[5, 3, 4, 1]"), (FORK_HAS_NONE, "[1]"), (FORK_IN_A_SAVE, "[1]")],
-    ids=["asks", "has none of its files", "is forked in a save"],
-)
-def test_a_forked_child_is_not_the_holder(tmp_path: Path, code: str, steps: str) -> None:
+@pytest.mark.parametrize("what", FORKS)
+def test_a_forked_child_is_not_the_holder(tmp_path: Path, what: str) -> None:
     """It must take the lock like any other process, and neither takes it from its parent nor keeps it for the parent."""
-    done = subprocess.run([*program(code), str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    code, steps = FORKS[what]
+    begin, end = "fs = WatchedFs()\none = directory(path, fs)\n", "\nprint([each.step for each in one.checkpoints()])"
+    command = [*program(begin + textwrap.dedent(code) + end), str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.strip(), done.stderr) == (steps, "")
 
 

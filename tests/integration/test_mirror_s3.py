@@ -1,16 +1,11 @@
-"""A mirror in S3: s3fs against a server over HTTP, with faults of the link, and a writer that is killed."""
+"""A mirror in S3: s3fs against a server over HTTP, with faults of the store and of the link."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
-import os
 import random
-import signal
-import sys
-import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import BytesIO
@@ -28,7 +23,6 @@ from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import step_of
 from tests.support.faulty_files import status_of
-from tests.support.source import ROOT
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.waiting import HANG_SECS, until_true
 
@@ -255,60 +249,3 @@ async def test_a_link_that_fails_in_an_upload(service: Service, proxy: Proxy, tm
             assert status_of(saver).latest_step == 3
         async with Saver(tmp_path / "b", mirror=Mirror(mirror.url, storage_options=options(service.port))) as saver:
             assert step_of(await saver.restore()) == 3
-
-
-WRITER = """
-    import asyncio, sys
-    from pathlib import Path
-    from aiohooks.checkpoint import KeepNewest, Mirror, Saver
-    from tests.integration.test_mirror_s3 import options, state_of
-
-    async def main():
-        mirror = Mirror(sys.argv[2], storage_options=options(int(sys.argv[3])))
-        async with Saver(sys.argv[1], mirror=mirror, keep=KeepNewest(1)) as saver:
-            await saver.restore()
-            for step in range(1, 1000):
-                await saver.save(state_of(step), step)
-                print(step, flush=True)
-                await saver.flush_mirror()
-
-    asyncio.run(main())
-"""
-
-
-def has_received(proxy: Proxy, pieces: int) -> bool:
-    """Return whether so many pieces of requests have been sent to the server."""
-    return proxy.pieces >= pieces
-
-
-async def test_a_killed_writer_leaves_no_half_checkpoint(service: Service, proxy: Proxy, tmp_path: Path) -> None:
-    """SIGKILL at random moments of uploads and removals: what another machine restores is complete, and never goes back."""
-    async with asyncio.timeout(HANG_SECS):
-        await asyncio.to_thread(bucket, service, "killed")
-        random.seed(13)
-        latest = 0
-        for number in range(3):
-            command = [
-                sys.executable,
-                "-c",
-                textwrap.dedent(WRITER),
-                str(tmp_path / str(number)),
-                "s3://killed/run",
-                str(proxy.port),
-            ]
-            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            writer = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, env=environment)
-            assert writer.stdout is not None
-            for _ in range(2):
-                assert await writer.stdout.readline()
-            last = proxy.pieces + random.randint(0, 300)
-            await until_true(functools.partial(has_received, proxy, last))
-            writer.send_signal(signal.SIGKILL)
-            await writer.wait()
-            mirror = Mirror("s3://killed/run", storage_options=options(service.port))
-            async with Saver(tmp_path / f"restored {number}", mirror=mirror) as saver:
-                restored = await saver.restore()
-            assert restored is not None
-            assert np.array_equal(restored.state["weights"], state_of(restored.checkpoint.step)["weights"])
-            assert restored.checkpoint.sequence >= latest
-            latest = restored.checkpoint.sequence
