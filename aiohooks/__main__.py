@@ -1,10 +1,342 @@
-"""The command line, `python -m aiohooks`; see `aiohooks._command_line`."""
+"""The command line, `aiohooks` or `python -m aiohooks`: the commands, their arguments and their help."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
+import os
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from aiohooks._command_line.parser import main
+from aiohooks import __version__
+from aiohooks.errors import AiohooksError, InvalidArgumentError
+
+_EXIT_CODES = """\
+exit codes:
+  0    done
+  1    failed; each command says what that means for it
+  2    the arguments are invalid
+  130  ended by Ctrl-C
+  143  ended by SIGTERM
+"""
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands. What it returns has `execute`, which takes the arguments and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Start runs, and show what they have written or are doing.",
+        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for add_to in (_add_run, _add_checkpoints, _add_steps, _add_watch, _add_compare, _add_plot, _add_completion):
+        add_to(commands)
+    return parser
+
+
+def _add_command(commands: Any, name: str, execute: Callable[..., int], text: str) -> Callable[..., object]:
+    """Add a command, and return what adds its arguments; the first line of the text is its help."""
+    summary, _, more = text.partition("\n\n")
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(execute=execute)
+    return command.add_argument
+
+
+_RUN_OPTION = {"metavar": "NAME", "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)"}
+_ADDRESS_OPTION = {
+    "metavar": "HOST:PORT",
+    "help": "of the cluster of a ray:// URL (default: $RAY_ADDRESS, or that of this machine)",
+}
+
+# ArgumentTypeError also for what is no number: for a ValueError argparse names these functions in its message.
+
+
+def _count(text: str, least: int = 0) -> int:
+    with contextlib.suppress(ValueError):
+        if (count := int(text)) >= least:
+            return count
+    raise argparse.ArgumentTypeError(f"give a number of at least {least}")
+
+
+def _secs(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (secs := float(text)) < float("inf"):
+            return secs
+    raise argparse.ArgumentTypeError("give seconds, 0 or more")
+
+
+# The commands. Each imports what it needs when it is called: none loads the packages of another.
+
+
+_RUN = """\
+start a function as a chief and its workers, and wait for them
+
+The function is `async def main(task)`; the `Task` has task_id, is_chief, num_workers, store, checkpoint_dir and attempt. It is
+imported from the current directory, or from what is installed. What it returns is printed, unless it is None.
+
+example:
+  %(prog)s train:main --workers 4 --checkpoint-dir model
+  %(prog)s train:main --store redis://127.0.0.1:6379 --run digits-7
+
+exit codes:
+  0    all tasks have returned
+  1    a task has failed, or the step store or the cluster is not there
+  2    the arguments are invalid: nothing was started
+  130  ended by Ctrl-C: every process got SIGTERM and the grace period
+  143  ended by SIGTERM, in the same way
+"""
+
+
+def _add_run(commands: Any) -> None:
+    add = _add_command(commands, "run", _run, _RUN)
+    add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
+    add("--workers", dest="num_workers", type=_count, default=3, metavar="N", help="besides the chief (default: 3)")
+    engines = "processes of this machine, or tasks on a Ray cluster (default: local)"
+    add("--engine", choices=("local", "ray"), default="local", help=engines)
+    add("--store", metavar="URL", help="the step store of the processes (default: one of this machine, for this run only)")
+    clusters = "of a Ray cluster, `auto` for that of this machine (default: one for this run only)"
+    add("--address", metavar="HOST:PORT", help=clusters)
+    add("--run", metavar="NAME", help="the name of the run (default: a new one, which is forgotten afterwards)")
+    add("--checkpoint-dir", metavar="DIR", help="passed to the function")
+    add("--max-restarts", type=_count, default=3, metavar="N", help="of each process that dies (default: 3)")
+    grace = "how long a process may take to end (default: 10)"
+    add("--grace-secs", dest="stop_grace_secs", type=_secs, default=10.0, metavar="S", help=grace)
+
+
+def _run(function: str, **options: Any) -> int:
+    from aiohooks._command_line.run import run_function
+
+    return run_function(function, **options)
+
+
+_CHECKPOINTS = """\
+list and verify checkpoints, and say which one a restore would read
+
+example:
+  %(prog)s model
+  %(prog)s s3://bucket/model
+
+exit codes:
+  0    there are checkpoints, and none is damaged
+  1    there are none, one is damaged, or they cannot be read
+  2    the arguments are invalid
+"""
+
+
+def _add_checkpoints(commands: Any) -> None:
+    add = _add_command(commands, "checkpoints", _checkpoints, _CHECKPOINTS)
+    add("directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it")
+
+
+def _checkpoints(directory: str) -> int:
+    from aiohooks.checkpoint.cli import checkpoints
+
+    return checkpoints(directory)
+
+
+_STEPS = """\
+show a run in a step store: step, chief, publishers, waiters, how the last one left
+
+The run is read from outside: nothing is registered, made or changed. A member that has died is shown until another process of
+the run notices: it is one that is not renewed any more for as long as its lease. local:// shows only the living.
+
+example:
+  %(prog)s local:///tmp/steps --run digits
+  %(prog)s redis://127.0.0.1:6379 --run digits --json
+
+exit codes:
+  0    the run is there
+  1    it is not, or the store cannot be read
+  2    the arguments are invalid
+"""
+
+
+def _add_steps(commands: Any) -> None:
+    add = _add_command(commands, "steps", _steps, _STEPS)
+    add("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
+    add("--run", **_RUN_OPTION)
+    add("--address", **_ADDRESS_OPTION)
+    add("--json", dest="as_json", action="store_true", help="print it as JSON")
+
+
+def _steps(url: str, run: str | None, address: str | None, as_json: bool) -> int:
+    from aiohooks._command_line.steps import print_run
+
+    return print_run(url, run, address=address, as_json=as_json)
+
+
+_WATCH = """\
+follow runs in step stores, services, and directories of checkpoints
+
+Live in a terminal if rich is installed (`pip install 'aiohooks[rich]'`), otherwise one line for each change. Step stores and
+services notify; a directory is watched by inotify, or read once a second where there is none. The token of a service is in the
+environment variable AIOHOOKS_SERVICE_TOKEN.
+
+example:
+  %(prog)s local:///tmp/steps --run digits --run letters
+  %(prog)s http://127.0.0.1:8000/training model
+
+exit codes:
+  0    all have ended, or Ctrl-C
+  1    one has failed, or cannot be followed
+  2    the arguments are invalid: nothing was followed
+  143  ended by SIGTERM
+"""
+
+
+def _add_watch(commands: Any) -> None:
+    add = _add_command(commands, "watch", _watch, _WATCH)
+    targets = "a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints"
+    add("targets", nargs="+", metavar="URL|DIR", help=targets)
+    add("--run", dest="runs", action="append", default=[], **_RUN_OPTION)
+    add("--address", **_ADDRESS_OPTION)
+
+
+def _watch(targets: Sequence[str], runs: Sequence[str], address: str | None) -> int:
+    from aiohooks._command_line.watch import watch
+
+    return watch(targets, runs=runs, address=address)
+
+
+_COMPARE = """\
+say what differs between the records, traces or checkpoints of two runs
+
+Two files of CSVHook or JSONLinesHook: for each tag the first step that differs, and the last and mean values. Two traces of
+TimelineHook: the seconds of each lane. Two checkpoints, or directories whose newest good ones are taken: names, types, shapes,
+and the largest difference.
+
+example:
+  %(prog)s before.csv after.jsonl
+  %(prog)s model backup/model
+
+exit codes:
+  0    nothing differs
+  1    something differs
+  2    they cannot be compared, or the arguments are invalid
+"""
+
+
+def _add_compare(commands: Any) -> None:
+    add = _add_command(commands, "compare", _compare, _COMPARE)
+    add("a", metavar="A", help="a file or a directory")
+    add("b", metavar="B", help="another one of the same kind")
+
+
+def _compare(a: str, b: str) -> int:
+    from aiohooks._command_line.compare import compare
+
+    return compare(a, b)
+
+
+_PLOT = """\
+draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook
+
+example:
+  %(prog)s losses.csv
+  %(prog)s trace.json --terminal --steps 5
+
+exit codes:
+  0    it is drawn
+  1    the file cannot be read, or holds nothing to draw
+  2    the arguments are invalid
+"""
+
+
+def _add_plot(commands: Any) -> None:
+    add = _add_command(commands, "plot", _plot, _PLOT)
+    add("run", help="the .csv or .jsonl file, or the .json of a trace")
+    add("-o", "--output", help="the PNG to write (default: beside the file)")
+    add("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no PNG")
+    positive = functools.partial(_count, least=1)
+    add("--steps", type=positive, metavar="N", help="draw the last N steps of a trace (default: all)")
+
+
+def _plot(run: str, output: str | None, terminal: bool, steps: int | None) -> int:
+    if terminal:
+        from aiohooks.hooks._lanes import plot_in_terminal
+
+        return plot_in_terminal(run, steps)
+    from aiohooks.hooks._plot import plot  # needs an extra
+
+    return plot(run, output, steps)
+
+
+_COMPLETION = """\
+print what makes a shell complete commands and options
+
+Needs `pip install 'aiohooks[completion]'`. Put the line for your shell into its start-up file.
+
+example:
+  %(prog)s bash         # ~/.bashrc, or ~/.zshrc with `zsh`: eval "$(aiohooks completion bash)"
+  %(prog)s fish         # ~/.config/fish/config.fish: aiohooks completion fish | source
+
+exit codes:
+  0    done
+  1    the extra is not installed
+  2    the arguments are invalid
+"""
+
+
+def _add_completion(commands: Any) -> None:
+    add = _add_command(commands, "completion", _completion, _COMPLETION)
+    add("shell", choices=("bash", "zsh", "fish"), help="the shell")
+
+
+def _completion(shell: str) -> int:
+    from aiohooks._command_line._completion import print_completion
+
+    return print_completion(shell)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code: the program `aiohooks`.
+
+    Args:
+        arguments: the command and its arguments; those of this process, if left out.
+
+    Raises:
+        SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by SIGTERM (143).
+    """
+    prog = _program_name()
+    parser = make_parser(prog)
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+        with contextlib.suppress(ImportError):
+            from aiohooks._command_line._completion import complete
+
+            complete(parser)
+    given = vars(parser.parse_args(arguments))
+    try:
+        code: int = given.pop("execute")(**given)
+        sys.stdout.flush()
+    except InvalidArgumentError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Who reads the output has seen enough; without this the interpreter would complain when it closes the output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (AiohooksError, OSError, ImportError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _program_name() -> str:
+    name = os.path.basename(sys.argv[0])
+    return "python -m aiohooks" if name == "__main__.py" else name
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,5 @@
-"""The command line: `python -m aiohooks`, or `aiohooks` where it is installed.
+"""The commands of `aiohooks`, whose arguments and help are in `aiohooks.__main__`.
 
-    parser          the commands, their arguments and help; `main`
     run             start a function as a chief and its workers
     steps           show a run in a step store
     watch           follow runs, services and directories of checkpoints

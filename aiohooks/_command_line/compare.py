@@ -11,6 +11,10 @@ from typing import Any, cast
 
 from aiohooks.errors import InvalidArgumentError, printable
 
+Content = tuple[str, Mapping[str | None, Any]]
+"""The path of what was read, and what it has by tag, lane or place; by None the step of a checkpoint."""
+Series = list[tuple[int, Any]]
+
 
 def compare(a: str, b: str) -> int:
     """Print what differs between two files or directories; their content says of which kind they are.
@@ -25,7 +29,8 @@ def compare(a: str, b: str) -> int:
         kinds = _kind(a), _kind(b)
         if kinds[0] != kinds[1]:
             raise InvalidArgumentError(f"{a} has {kinds[0]}, and {b} has {kinds[1]}; give two of one kind")
-        differences = list(_COMPARE[kinds[0]](a, b))
+        read, difference = _KINDS[kinds[0]]
+        differences = list(_differences(read(a), read(b), difference))
     except OSError as error:
         raise InvalidArgumentError(f"cannot compare {a} and {b}: {error}") from error
     print("\n".join(differences) if differences else f"no difference: the {kinds[0]} are the same")
@@ -40,34 +45,38 @@ def _kind(path: str) -> str:
     return "traces" if is_trace(path) else "records"
 
 
+def _differences(one: Content, other: Content, difference: Callable[[Any, Any], str | None]) -> Iterator[str]:
+    (a, ours), (b, theirs) = one, other
+    for key in dict.fromkeys((*ours, *theirs)):
+        name = "step" if key is None else printable(key)
+        if key not in ours or key not in theirs:
+            yield f"{name}: only in {b if key not in ours else a}"
+        elif (found := difference(ours[key], theirs[key])) is not None:
+            yield f"{name}: {found}"
+
+
 # Records.
 
 
-def _compare_records(a: str, b: str) -> Iterator[str]:
-    left, right = _values_by_tag(a), _values_by_tag(b)
-    for tag in dict.fromkeys((*left, *right)):
-        ours, theirs = left.get(tag), right.get(tag)
-        if ours is None or theirs is None:
-            yield f"{printable(tag)}: only in {a if theirs is None else b}"
-            continue
-        for one, other in itertools.zip_longest(ours, theirs):
-            if one != other:
-                step = min(each[0] for each in (one, other) if each is not None)
-                found = " and ".join(_shown(each[1]) if each and each[0] == step else "nothing" for each in (one, other))
-                yield f"{printable(tag)}: first differs at step {step}: {found}; {_summary(ours)} and {_summary(theirs)}"
-                break
-
-
-def _values_by_tag(path: str) -> dict[str, list[tuple[int, Any]]]:
+def _read_records(path: str) -> Content:
     """Return the steps and values by tag; numbers and texts are the same in both formats, and so is every NaN."""
     from aiohooks.hooks._record_files import read_records
 
-    found: dict[str, list[tuple[int, Any]]] = {}
+    found: dict[str | None, Series] = {}
     for record in read_records(path):
         for tag, value in _leaves(record.values, ""):
             if value is not None and value != "":  # an empty cell
                 found.setdefault(tag, []).append((record.step, _canonical(value)))
-    return found
+    return path, found
+
+
+def _series_difference(ours: Series, theirs: Series) -> str | None:
+    for one, other in itertools.zip_longest(ours, theirs):
+        if one != other:
+            step = min(each[0] for each in (one, other) if each is not None)
+            found = " and ".join(_shown(each[1]) if each and each[0] == step else "nothing" for each in (one, other))
+            return f"first differs at step {step}: {found}; {_summary(ours)} and {_summary(theirs)}"
+    return None
 
 
 def _canonical(value: Any) -> Any:
@@ -80,7 +89,7 @@ def _canonical(value: Any) -> Any:
     return "NaN" if math.isnan(number) else number  # a NaN differs from itself
 
 
-def _summary(values: list[tuple[int, Any]]) -> str:
+def _summary(values: Series) -> str:
     numbers = [value for _, value in values if isinstance(value, float)]
     mean = f", mean {_shown(math.fsum(numbers) / len(numbers))}" if numbers and all(map(math.isfinite, numbers)) else ""
     return f"{len(values)} values, last {_shown(values[-1][1])}{mean}"
@@ -93,47 +102,30 @@ def _shown(value: Any) -> str:
 # Traces.
 
 
-def _compare_traces(a: str, b: str) -> Iterator[str]:
-    left, right = _secs_by_lane(a), _secs_by_lane(b)
-    for lane in dict.fromkeys((*left, *right)):
-        if lane not in left or lane not in right:
-            yield f"{printable(lane)}: only in {b if lane not in left else a}"
-        elif left[lane] != right[lane]:
-            (secs, count), (other_secs, other_count) = left[lane], right[lane]
-            ratio = f", {other_secs / secs:.3g} times as long" if secs else ""
-            yield f"{printable(lane)}: {secs:.6g} s in {count}, and {other_secs:.6g} s in {other_count} activities{ratio}"
-
-
-def _secs_by_lane(path: str) -> dict[str, tuple[float, int]]:
+def _read_trace(path: str) -> Content:
+    """Return the seconds and the number of activities by lane."""
     from aiohooks.hooks._lanes import read_trace
 
     lanes = read_trace(path)
-    found: dict[str, tuple[float, int]] = {}
+    found: dict[str | None, tuple[float, int]] = {}
     for lane in lanes.lanes:
         secs, count = found.get(lane.name, (0.0, 0))
-        found[lane.name] = secs + lane.busy_secs(lanes.end), count + len(lane.bars)
-    return {name: (round(secs, 9), count) for name, (secs, count) in found.items()}
+        found[lane.name] = round(secs + lane.busy_secs(lanes.end), 9), count + len(lane.bars)
+    return path, found
+
+
+def _lane_difference(one: tuple[float, int], other: tuple[float, int]) -> str | None:
+    if one == other:
+        return None
+    ratio = f", {other[0] / one[0]:.3g} times as long" if one[0] else ""
+    return f"{one[0]:.6g} s in {one[1]}, and {other[0]:.6g} s in {other[1]} activities{ratio}"
 
 
 # Checkpoints.
 
 
-def _compare_checkpoints(a: str, b: str) -> Iterator[str]:
-    (name, step, left), (other_name, other_step, right) = _read_checkpoint(a), _read_checkpoint(b)
-    if step != other_step:
-        yield f"step: {step} and {other_step}"
-    left, right = dict(_leaves(left, "")), dict(_leaves(right, ""))
-    for place in dict.fromkeys((*left, *right)):
-        if place.startswith("hooks.") and place.endswith("secs"):
-            continue  # how long ago a hook was due: it differs between any two runs
-        if place not in left or place not in right:
-            yield f"{printable(place)}: only in {other_name if place not in left else name}"
-        elif (difference := _difference(left[place], right[place])) is not None:
-            yield f"{printable(place)}: {difference}"
-
-
-def _read_checkpoint(path: str) -> tuple[str, int, Mapping[str, Any]]:
-    """Return the path, the step and the state of a checkpoint, or of the newest good one in a directory of them."""
+def _read_checkpoint(path: str) -> Content:
+    """Return the step and the state of a checkpoint, or of the newest good one in a directory of them."""
     from aiohooks.checkpoint._format import parse_name
     from aiohooks.checkpoint.saver import CheckpointDirectory
 
@@ -141,11 +133,17 @@ def _read_checkpoint(path: str) -> tuple[str, int, Mapping[str, Any]]:
     name = parse_name(where.name)
     directory = CheckpointDirectory(where.parent if name else where, read_only=True)
     if name is not None:
-        return path, name.step, directory.read(name)
-    restored = directory.restore(None)
-    if restored is None:
-        raise InvalidArgumentError(f"{path} has no checkpoints; give a directory that has, or one checkpoint of it")
-    return str(restored.checkpoint.path), restored.checkpoint.step, restored.state
+        step, state = name.step, directory.read(name)
+    else:
+        restored = directory.restore(None)
+        if restored is None:
+            raise InvalidArgumentError(f"{path} has no checkpoints; give a directory that has, or one checkpoint of it")
+        path, step, state = str(restored.checkpoint.path), restored.checkpoint.step, restored.state
+    # Without how long ago a hook was due, which differs between any two runs.
+    places: dict[str | None, Any] = {
+        place: value for place, value in _leaves(state, "") if not (place.startswith("hooks.") and place.endswith("secs"))
+    }
+    return path, {None: step, **places}
 
 
 def _difference(one: Any, other: Any) -> str | None:
@@ -207,8 +205,8 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-_COMPARE: dict[str, Callable[[str, str], Iterator[str]]] = {
-    "records": _compare_records,
-    "traces": _compare_traces,
-    "checkpoints": _compare_checkpoints,
+_KINDS: dict[str, tuple[Callable[[str], Content], Callable[[Any, Any], str | None]]] = {
+    "records": (_read_records, _series_difference),
+    "traces": (_read_trace, _lane_difference),
+    "checkpoints": (_read_checkpoint, _difference),
 }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 from aiohooks._validate import is_coroutine_function
 from aiohooks.distributed.task import task_name
@@ -20,19 +19,16 @@ from aiohooks.stores import open_step_store
 Main = Callable[..., Coroutine[Any, Any, Any]]
 
 
-def run_function(
-    function: str,
-    *,
-    workers: int,
-    engine: str,
-    store: str | None,
-    address: str | None,
-    run: str | None,
-    checkpoint_dir: str | None,
-    max_restarts: int,
-    grace_secs: float,
-) -> int:
+def run_function(function: str, *, engine: str, store: str | None, address: str | None, run: str | None, **options: Any) -> int:
     """Start `module:function` as a chief and its workers, wait for them, and print what they return.
+
+    Args:
+        function: `module:function`.
+        engine: `"local"` or `"ray"`.
+        store: the URL of the step store of local processes.
+        address: that of a Ray cluster; `"auto"` is one of this machine, None one for this run.
+        run: the name of the run.
+        options: more arguments of the launchers, such as `num_workers`.
 
     Returns:
         The exit code: 0, or 1 if a task has failed.
@@ -51,23 +47,16 @@ def run_function(
     sys.argv[0] = sys.modules[main.__module__].__file__ or sys.argv[0]
 
     async def launch() -> list[Any]:
-        common: dict[str, Any] = {
-            "num_workers": workers,
-            "run": run,
-            "checkpoint_dir": checkpoint_dir,
-            "max_restarts": max_restarts,
-            "stop_grace_secs": grace_secs,
-        }
         if engine == "ray":
             from aiohooks.distributed import ray  # needs an extra
 
             where = "local" if address is None else None if address == "auto" else address
-            return await ray.run(main, address=where, **common)
+            return await ray.run(main, address=where, run=run, **options)
         from aiohooks.distributed.local import run_processes
 
         if store is not None:
             await _check_store(store, run)
-        return await run_processes(main, store=store, **common)
+        return await run_processes(main, store=store, run=run, **options)
 
     try:
         results = run_program(launch)
@@ -125,22 +114,12 @@ def load_function(target: str) -> Main:
 
 def _import_module(name: str) -> ModuleType:
     try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:  # of a package above it
-        if error.name is None or not name.startswith(error.name):
-            _exit_with_traceback(name)
-        found = None
-    except Exception:
-        _exit_with_traceback(name)
-    if found is None:
-        raise InvalidArgumentError(f"there is no module {name!r} in {os.getcwd()}, and none is installed; start in its directory")
-    try:
         return importlib.import_module(name)
-    except Exception:
-        _exit_with_traceback(name)
-
-
-def _exit_with_traceback(name: str) -> NoReturn:
-    traceback.print_exc()
-    print(f"the module {name!r} could not be imported", file=sys.stderr)
-    raise SystemExit(1)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):  # itself, or a package above it
+            raise InvalidArgumentError(
+                f"there is no module {name!r} in {os.getcwd()}, and none is installed; start in its directory"
+            ) from None
+        traceback.print_exc()
+        print(f"the module {name!r} could not be imported", file=sys.stderr)
+        raise SystemExit(1) from None

@@ -51,20 +51,16 @@ def watch(targets: Sequence[str], *, runs: Sequence[str], address: str | None) -
         InvalidArgumentError: a target is none of these; nothing was followed.
         SystemExit: SIGTERM was received (143).
     """
-
-    async def watch_all() -> int:
-        return await until_sigterm(_watch_all(targets, runs, address), "watch")
-
     try:
-        return asyncio.run(watch_all())
+        return asyncio.run(until_sigterm(_watch_all(targets, runs, address), "watch"))
     except KeyboardInterrupt:
         return 0
 
 
 async def _watch_all(targets: Sequence[str], runs: Sequence[str], address: str | None) -> int:
     sources = [source for target in targets for source in _sources(target, runs, address)]
-    display = _Display()
-    rows = [_Row(label, display) for label, _ in sources]
+    renderer = _renderer()
+    rows = [_Row(label, renderer) for label, _ in sources]
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(_follow(follow, row)) for row, (_, follow) in zip(rows, sources, strict=True)]
     try:
@@ -77,7 +73,8 @@ async def _watch_all(targets: Sequence[str], runs: Sequence[str], address: str |
         await wait_done(tasks, None)
         for row in rows:
             row.leave()
-        display.close()
+        if renderer is not None:
+            renderer.remove_ended()
     return int(any(row.failed for row in rows))
 
 
@@ -112,39 +109,26 @@ async def _follow(follow: Follow, row: _Row) -> None:
 # What is shown.
 
 
-class _Display:
-    """Shows rows: live on a terminal if rich is installed, otherwise each change as a line."""
+def _renderer() -> ProgressRenderer | None:
+    """Return what shows rows live, on a terminal if rich is installed; otherwise each change is a line."""
+    if is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb":
+        with contextlib.suppress(ImportError):
+            from aiohooks.hooks import _rich
 
-    def __init__(self) -> None:
-        self._renderer: ProgressRenderer | None = None
-        if is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb":
-            with contextlib.suppress(ImportError):
-                from aiohooks.hooks import _rich
-
-                self._renderer = _rich.renderer_of(sys.stdout)
-
-    def add(self, progress: Progress) -> None:
-        if self._renderer is not None:
-            self._renderer.add(progress)
-
-    def show(self, progress: Progress) -> None:
-        if self._renderer is None:
-            print(progress.line(), flush=True)
-
-    def close(self) -> None:
-        if self._renderer is not None:
-            self._renderer.remove_ended()
+            return _rich.renderer_of(sys.stdout)
+    return None
 
 
 class _Row:
     """What is followed, as one line."""
 
-    def __init__(self, label: str, display: _Display) -> None:
+    def __init__(self, label: str, renderer: ProgressRenderer | None) -> None:
         self.failed = False
         self._progress = Progress(printable(label), None, 0, 0)
-        self._display = display
+        self._is_live = renderer is not None
         self._since: float | None = None
-        display.add(self._progress)
+        if renderer is not None:
+            renderer.add(self._progress)
 
     def update(self, step: int, values: str) -> None:
         """Show a step and what else is known; nothing if that has not changed."""
@@ -155,18 +139,22 @@ class _Row:
         elif (step, values) == (progress.step, progress.values):
             return
         progress.step, progress.secs, progress.values = step, now - self._since, values
-        self._display.show(progress)
+        self._show()
 
     def end(self, how: str, *, failed: bool = False) -> None:
         """Show how it has ended."""
         self.failed = failed
         self._progress.ended, self._progress.values = printable(how), ""
-        self._display.show(self._progress)
+        self._show()
 
     def leave(self) -> None:
         """End the row of something that continues."""
         if self._progress.ended is None:
             self._progress.ended = "no longer watched"
+
+    def _show(self) -> None:
+        if not self._is_live:
+            print(self._progress.line(), flush=True)
 
 
 # A run in a step store.
@@ -228,9 +216,8 @@ def _request(url: SplitResult) -> bytes:
 
 async def _read_head(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
     """Read the head of a reply, and return the lines of its body; raise if it is not the stream of events."""
-    status = (await reader.readline()).split()
-    headers: dict[str, str] = {}
-    while (line := (await reader.readline()).decode("latin-1").strip()) != "":
+    status, headers = (await reader.readline()).split(), dict[str, str]()
+    while line := (await reader.readline()).decode("latin-1").strip():
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip().lower()
     lines = _chunked_lines(reader) if headers.get("transfer-encoding") == "chunked" else _lines(reader)

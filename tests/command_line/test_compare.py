@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks._command_line.parser import main
+from aiohooks.__main__ import main
 from aiohooks.checkpoint import Saver
 from tests.support.commands import run_command
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks._command_line.parser import main
+from aiohooks.__main__ import main
 from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command
 from tests.support.needs import program
@@ -198,7 +198,7 @@ def test_a_command_loads_what_it_needs() -> None:
     """Help loads no package of the library; a look at a step store loads no hook and no checkpoint."""
     code = """
 import sys
-from aiohooks._command_line.parser import main
+from aiohooks.__main__ import main
 try:
     main(sys.argv[1:])
 except SystemExit:
@@ -210,5 +210,5 @@ print(*sorted({".".join(name.split(".")[:2]) for name in sys.modules if name.sta
         line = [sys.executable, "-c", code, *arguments]
         done = processes.run(line, env=ENVIRONMENT)
         loaded[name] = set(done.stderr.splitlines()[-1].split())
-    assert loaded["help"] <= {"aiohooks._command_line", "aiohooks.errors", "aiohooks._lazy"}
+    assert loaded["help"] <= {"aiohooks.__main__", "aiohooks.errors", "aiohooks._lazy"}
     assert not loaded["steps"] & {"aiohooks.hooks", "aiohooks.checkpoint", "aiohooks.graph", "aiohooks.adapters"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiohooks._command_line.parser import main
+from aiohooks.__main__ import main
 from tests.support.commands import ENVIRONMENT, command, start_command
 from tests.support.waiting import HANG_SECS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aiohooks._command_line.parser import main
+from aiohooks.__main__ import main
 from aiohooks.stores import open_step_store
 from tests.support.commands import run_command
 from tests.support.redis_servers import execute

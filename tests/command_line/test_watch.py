@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
+from aiohooks.__main__ import main
 from aiohooks._command_line import watch
-from aiohooks._command_line.parser import main
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.local import _notify
 from aiohooks.testing import ManualClock

@@ -202,7 +202,7 @@ async def tensorboard() -> None:
 
 async def matplotlib() -> None:
     """Records are plotted."""
-    from aiohooks._command_line.parser import main
+    from aiohooks.__main__ import main
 
     await train(ah.CSVHook(FOLDER / "run.csv", ["loss"], every=ah.Every(steps=1)))
     assert main(["plot", str(FOLDER / "run.csv"), "-o", str(FOLDER / "run.png")]) == 0
@@ -331,7 +331,7 @@ async def asgi() -> None:
 
 async def completion() -> None:
     """The line for a shell is printed."""
-    from aiohooks._command_line.parser import main
+    from aiohooks.__main__ import main
 
     assert main(["completion", "bash"]) == 0
 
