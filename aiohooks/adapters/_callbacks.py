@@ -11,7 +11,6 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -36,15 +35,16 @@ class CallbacksHook(SessionRunHook):
     The callbacks get the chosen values and `run_context.metrics`: the hook is called after the others (it has order 90), so it
     has what they added. An epoch is a number of steps, or the whole training. A training that a recovery set back begins its
     epoch again. A callback that asks the framework to stop requests a stop of the session.
+
+    The methods of a framework's own hook say how its callbacks are called; they count steps and epochs from 0.
     """
 
     order: ClassVar[int] = 90
 
     def __init__(self, values: Values | None, steps_per_epoch: int | None, thread: bool) -> None:
-        steps_per_epoch = checked_int(steps_per_epoch, "steps_per_epoch", 1, optional=True)
+        self._steps_per_epoch = checked_int(steps_per_epoch, "steps_per_epoch", 1, optional=True)
         fetches = checked_values(values, may_be_empty=True)
         self._request = SessionRunArgs(fetches) if fetches else None
-        self._steps_per_epoch = steps_per_epoch
         self._thread = thread
         self._reset()
 
@@ -54,7 +54,6 @@ class CallbacksHook(SessionRunHook):
         self._epoch: int | None = None
         self._logs: dict[str, Any] = {}
         self._results: list[Mapping[str, Any]] = []
-        self._has_ended = False
         self._state_at_end: dict[str, Any] | None = None
         self._warned: set[str] = set()
 
@@ -82,7 +81,7 @@ class CallbacksHook(SessionRunHook):
 
     async def end(self, session: Session) -> None:
         """End the epoch, if it is not over, and the training."""
-        self._has_ended, self._state_at_end = True, copy.deepcopy(self._state())
+        self._state_at_end = copy.deepcopy(self._state())
         await self._call(self._end_all)
 
     async def close(self, exc: BaseException | None) -> None:
@@ -106,6 +105,10 @@ class CallbacksHook(SessionRunHook):
                 *(step, type(self).__name__),
             )
         self._results.append(result)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._state_at_end is not None
 
     def _warn_once(self, problem: str) -> None:
         """Log that something which a callback or an argument asks for has no effect in a session."""
@@ -164,33 +167,24 @@ class CallbacksHook(SessionRunHook):
         """Return the logs for the values of a step, where a framework's are others."""
         return values
 
-    # What a framework's own hook says: how its callbacks are called. Steps and epochs are counted from 0.
-
     def _has_asked_to_stop(self) -> bool:
         raise NotImplementedError
 
     def _train_begin(self, step: int) -> None:
         """Begin a training of which `step` steps were made before."""
-        raise NotImplementedError
 
-    def _epoch_begin(self, epoch: int) -> None:
-        raise NotImplementedError
+    def _epoch_begin(self, epoch: int) -> None: ...
 
     def _step_begin(self, step: int, index: int, batch: Any) -> None:
         """Begin a step, which has this index in its epoch."""
-        raise NotImplementedError
 
-    def _step_end(self, step: int, logs: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def _step_end(self, step: int, logs: dict[str, Any]) -> None: ...
 
-    def _evaluated(self, result: Mapping[str, Any]) -> None:
-        raise NotImplementedError
+    def _evaluated(self, result: Mapping[str, Any]) -> None: ...
 
-    def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None: ...
 
-    def _train_end(self, logs: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def _train_end(self, logs: dict[str, Any]) -> None: ...
 
     def _train_failed(self, error: BaseException) -> None:
         """Most frameworks have no call for this."""
@@ -208,7 +202,7 @@ class HooksInLoop:
     """
 
     _stop_flag: ClassVar[str]
-    """The attribute of an object of the framework by which it stops."""
+    """The attribute of an object of the framework, the `owner`, by which it stops."""
 
     def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
         """Take the hooks; nothing is started."""
@@ -227,56 +221,44 @@ class HooksInLoop:
         self._portal = self._exits.enter_context(start_blocking_portal())
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
+    def __exit__(self, *exc: Any) -> bool | None:
         """End the session and the event loop; an error that is a clean end of a session is swallowed."""
         self._portal = self._session = None
-        return self._exits.__exit__(kind, error, traceback)
-
-    def _stop(self, owner: Any) -> None:
-        setattr(owner, self._stop_flag, True)
+        return self._exits.__exit__(*exc)
 
     def _train(self, step: int, owner: Any) -> None:
         """Open the session, unless it is open, after `step` steps; stop the framework, by its `owner`, if it is to stop."""
-        portal = self._open_portal()
+        if self._portal is None:
+            name = type(self).__name__
+            raise SessionClosedError(f"{name} is used outside of its block; train in `with {name}(...)`")
         if self._session is None:
             session = AsyncSingularMonitoredSession(self._framework_step, self._hooks, global_step=MemoryStepStore(step))
-            self._exits.enter_context(portal.wrap_async_context_manager(session))
-            self._exits.callback(portal.call, self._drop_run)
+            self._exits.enter_context(self._portal.wrap_async_context_manager(session))
+            self._exits.callback(self._portal.call, self._drop_run)
             self._session = session
-        if self._session.should_stop():
-            self._stop(owner)
+        self._stop_if(self._session.should_stop(), owner)
 
     def _begin_step(self, owner: Any) -> None:
         """Begin a run, unless the framework is to stop. A step that was begun before and has not ended is no run."""
-        portal, session = self._open_portal(), self._open_session()
-        if self._run is not None:
-            portal.call(self._drop_run)
-        if not session.should_stop():
-            portal.call(self._begin_run, session)
-        if self._run is None:  # a stop that is requested before a run does not end it
-            self._stop(owner)
+        portal, session = self._opened()
+        portal.call(self._begin_run, session)
+        self._stop_if(self._run is None, owner)  # a stop that is requested before a run does not end it
 
     def _end_step(self, values: Mapping[str, Any], owner: Any) -> None:
         """End the run, if there is one, with the values that hooks fetch; stop the framework if it is to stop."""
-        session = self._open_session()
+        portal, session = self._opened()
         if self._run is not None:
-            self._open_portal().call(self._end_run, dict(values))
-        if session.should_stop():
-            self._stop(owner)
+            portal.call(self._end_run, self._run, dict(values))
+        self._stop_if(session.should_stop(), owner)
 
-    def _open_portal(self) -> BlockingPortal:
-        if self._portal is None:
-            raise SessionClosedError(
-                f"{type(self).__name__} is used outside of its block; train in `with {type(self).__name__}(...)`"
-            )
-        return self._portal
-
-    def _open_session(self) -> AsyncSingularMonitoredSession:
-        if self._session is None:
+    def _opened(self) -> tuple[BlockingPortal, AsyncSingularMonitoredSession]:
+        if self._portal is None or self._session is None:
             raise SessionClosedError(f"{type(self).__name__} has not seen the beginning of the training")
-        return self._session
+        return self._portal, self._session
+
+    def _stop_if(self, stops: bool, owner: Any) -> None:
+        if stops:
+            setattr(owner, self._stop_flag, True)
 
     # In the event loop.
 
@@ -286,18 +268,19 @@ class HooksInLoop:
         return await self._made
 
     async def _begin_run(self, session: AsyncSingularMonitoredSession) -> None:
+        await self._drop_run()
+        if session.should_stop():
+            return
         loop = asyncio.get_running_loop()
         self._begun, self._made = loop.create_future(), loop.create_future()
-        self._run = loop.create_task(session.run(()), name="step of a framework")
-        await asyncio.wait([self._run, self._begun], return_when=asyncio.FIRST_COMPLETED)
-        if self._run.done():
-            await self._end_run({})
+        self._run = run = loop.create_task(session.run(()), name="step of a framework")
+        await asyncio.wait([run, self._begun], return_when=asyncio.FIRST_COMPLETED)
+        if run.done():
+            await self._end_run(run, {})
 
-    async def _end_run(self, values: Mapping[str, Any]) -> None:
+    async def _end_run(self, run: asyncio.Task[Any], values: Mapping[str, Any]) -> None:
         if not self._made.done():
             self._made.set_result(values)
-        run = self._run
-        assert run is not None
         await asyncio.wait([run])
         self._run = None
         with contextlib.suppress(StopRequestedError):  # the session has stopped: the framework is to do so as well

@@ -129,6 +129,8 @@ class HooksForIgnite(HooksInLoop):
     They fetch the keys of `state.output`, or `output` if that is no mapping, and those of `state.metrics`.
     """
 
+    _stop_flag = "should_terminate"
+
     def __init__(self, engine: Any, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
         """Take the hooks; the engine gets its handlers when the block is entered, and loses them when it is left."""
         super().__init__(hooks)
@@ -150,6 +152,3 @@ class HooksForIgnite(HooksInLoop):
         state = self.engine.state
         output = state.output if isinstance(state.output, Mapping) else {"output": state.output}
         self._end_step({**state.metrics, **output}, self.engine)
-
-    def _stop(self, owner: Any) -> None:
-        owner.terminate()

@@ -7,8 +7,8 @@ with HooksForKeras(hooks) as callback:
     model.fit(x, y, callbacks=[callback])
 """
 
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # The package has no types.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -27,11 +27,11 @@ except ImportError as _missing:
 
 __all__ = ["HooksForKeras", "KerasCallbacks"]
 
-if TYPE_CHECKING:  # it has no types
+_keras: Any = keras
+if TYPE_CHECKING:
     _Callback = object
 else:
     _Callback = keras.callbacks.Callback
-_callback_class: Any = _Callback
 
 
 class KerasCallbacks(CallbacksHook):
@@ -62,7 +62,7 @@ class KerasCallbacks(CallbacksHook):
         """
         super().__init__(values, steps_per_epoch, thread)
         self.model: Any = SimpleNamespace(stop_training=False) if model is None else model
-        self._callbacks = checked_objects(callbacks, _callback_class, "callbacks")
+        self._callbacks = checked_objects(callbacks, _keras.callbacks.Callback, "callbacks")
         self._validation: dict[str, Any] = {}
 
     def _reset(self) -> None:
@@ -87,40 +87,37 @@ class KerasCallbacks(CallbacksHook):
     def _has_asked_to_stop(self) -> bool:
         return bool(self.model.stop_training)
 
-    def _call_all(self, method: str, *args: Any) -> None:
-        self._call_each(self._callbacks, method, *args)
-
     def _train_begin(self, step: int) -> None:
         self.model.stop_training = False
         self._validation = {}
-        self._call_all("set_params", {"verbose": 0, "epochs": None, "steps": self._steps_per_epoch})
-        self._call_all("set_model", self.model)
-        self._call_all("on_train_begin", {})
+        self._call_each(self._callbacks, "set_params", {"verbose": 0, "epochs": None, "steps": self._steps_per_epoch})
+        self._call_each(self._callbacks, "set_model", self.model)
+        self._call_each(self._callbacks, "on_train_begin", {})
 
     def _epoch_begin(self, epoch: int) -> None:
         if epoch != self._summed_epoch:
             self._summed_epoch, self._sums = epoch, {}
-        self._call_all("on_epoch_begin", epoch, {})
+        self._call_each(self._callbacks, "on_epoch_begin", epoch, {})
 
     def _step_begin(self, step: int, index: int, batch: Any) -> None:
         self._index = index
-        self._call_all("on_train_batch_begin", index, {})
+        self._call_each(self._callbacks, "on_train_batch_begin", index, {})
 
     def _step_end(self, step: int, logs: dict[str, Any]) -> None:
-        self._call_all("on_train_batch_end", self._index, logs)
+        self._call_each(self._callbacks, "on_train_batch_end", self._index, logs)
 
     def _evaluated(self, result: Mapping[str, Any]) -> None:
         self._validation.update(result)
-        self._call_all("on_test_begin", {})
-        self._call_all("on_test_end", dict(result))
+        self._call_each(self._callbacks, "on_test_begin", {})
+        self._call_each(self._callbacks, "on_test_end", dict(result))
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         logs.update(self._validation)
         self._validation = {}
-        self._call_all("on_epoch_end", epoch, logs)
+        self._call_each(self._callbacks, "on_epoch_end", epoch, logs)
 
     def _train_end(self, logs: dict[str, Any]) -> None:
-        self._call_all("on_train_end", logs)
+        self._call_each(self._callbacks, "on_train_end", logs)
 
     def __repr__(self) -> str:
         return f"KerasCallbacks({self._callbacks!r})"

@@ -22,30 +22,21 @@ from aiohooks.errors import missing_extra
 from aiohooks.hooks._observing import Values
 
 try:
-    from lightning.fabric.utilities.apply_func import convert_to_tensors as _convert_to_tensors
-    from lightning.pytorch import Callback as _LightningCallback
-    from lightning.pytorch import LightningModule as _LightningModule
-    from lightning.pytorch import Trainer as _Trainer
-    from lightning.pytorch.callbacks import Checkpoint as _Checkpoint
-    from lightning.pytorch.callbacks import EarlyStopping as _EarlyStopping
-    from lightning.pytorch.trainer.states import TrainerFn as _TrainerFn
+    import lightning.pytorch
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.lightning", "lightning") from _missing
 
 __all__ = ["HooksForLightning", "LightningCallbacks"]
 
-_convert: Any = _convert_to_tensors
-_module_class: Any = _LightningModule
-_monitoring: Any = (_EarlyStopping, _Checkpoint)
-_trainer_class: Any = _Trainer
-_trainer_fn: Any = _TrainerFn
-_base_callback: Any = _LightningCallback
+_pl: Any = lightning.pytorch
+_convert_to_tensors: Any = lightning.fabric.utilities.apply_func.convert_to_tensors
+_FITTING: Any = _pl.trainer.states.TrainerFn.FITTING
 _NEVER_CALLED = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 
 if TYPE_CHECKING:
     _Callback = object
 else:
-    _Callback = _LightningCallback
+    _Callback = _pl.Callback
 
 
 class LightningCallbacks(CallbacksHook):
@@ -80,8 +71,8 @@ class LightningCallbacks(CallbacksHook):
             thread: call them in a worker thread, because they block.
         """
         super().__init__(values, steps_per_epoch, thread)
-        check_instance(trainer, _trainer_class, "trainer")
-        check_instance(module, _module_class, "module")
+        check_instance(trainer, _pl.Trainer, "trainer")
+        check_instance(module, _pl.LightningModule, "module")
         self.trainer: Any = trainer
         self.module: Any = module
         self._optimizers = list(optimizers)
@@ -118,7 +109,8 @@ class LightningCallbacks(CallbacksHook):
 
     def _set_metrics(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Set the metrics that callbacks look at, and return those for loggers."""
-        tensors: dict[str, Any] = _convert({name: one for name, one in metrics.items() if not isinstance(one, str)}, "cpu")
+        values = {name: value for name, value in metrics.items() if not isinstance(value, str)}
+        tensors: dict[str, Any] = _convert_to_tensors(values, "cpu")
         self.trainer.callback_metrics.update({name: tensor.to(self.module.device) for name, tensor in tensors.items()})
         return {name: tensor for name, tensor in tensors.items() if tensor.numel() == 1}
 
@@ -128,7 +120,7 @@ class LightningCallbacks(CallbacksHook):
         self.module.trainer = self.trainer
         self._epoch_loop: Any = self.trainer.fit_loop.epoch_loop
         self._logger: Any = self.trainer._logger_connector
-        self.trainer.state.fn = _trainer_fn.FITTING
+        self.trainer.state.fn = _FITTING
         self.trainer.training = True
         self.trainer.should_stop = False
         self._logger.reset_results()
@@ -140,9 +132,9 @@ class LightningCallbacks(CallbacksHook):
             self.trainer.fit_loop.max_batches = self._steps_per_epoch
             self.trainer.fit_loop.epoch_progress.current.completed = step // self._steps_per_epoch
         for callback, name in itertools.product(self.trainer.callbacks, _NEVER_CALLED):
-            if getattr(getattr(callback, name), "__func__", None) is not getattr(_base_callback, name):
+            if getattr(getattr(callback, name), "__func__", None) is not getattr(_pl.Callback, name):
                 self._warn_once(f"{name} of {type(callback).__name__} is not called, as it is about the inside of a step")
-        self._call_all("setup", _trainer_fn.FITTING)
+        self._call_all("setup", _FITTING)
         self._load_states()
         self._call_all("on_fit_start")
         self._call_all("on_train_start")
@@ -190,10 +182,9 @@ class LightningCallbacks(CallbacksHook):
 
     def _epoch_end(self, epoch: int, logs: dict[str, Any]) -> None:
         self._logger.epoch_end_reached()
-        # As in Lightning, those that look at metrics are the last ones.
-        self._call_all(
-            "on_train_epoch_end", callbacks=sorted(self.trainer.callbacks, key=lambda one: isinstance(one, _monitoring))
-        )
+        monitoring = _pl.callbacks.EarlyStopping, _pl.callbacks.Checkpoint  # are called last, as in Lightning
+        callbacks = sorted(self.trainer.callbacks, key=lambda one: isinstance(one, monitoring))
+        self._call_all("on_train_epoch_end", callbacks=callbacks)
         self._logger.on_epoch_end()
         self._epoch_loop._batches_that_stepped -= 1  # what is logged of an epoch has the step of its last batch
         self._logger.update_train_epoch_metrics()
@@ -203,16 +194,16 @@ class LightningCallbacks(CallbacksHook):
     def _train_end(self, logs: dict[str, Any]) -> None:
         self._call_all("on_train_end")
         self._call_all("on_fit_end")
-        self._call_all("teardown", _trainer_fn.FITTING)
+        self._call_all("teardown", _FITTING)
         self._finalize("success")
-
-    def _finalize(self, status: str) -> None:
-        for logger in self.trainer.loggers:
-            logger.finalize(status)
 
     def _train_failed(self, error: BaseException) -> None:
         self._call_all("on_exception", error)
         self._finalize("failed")
+
+    def _finalize(self, status: str) -> None:
+        for logger in self.trainer.loggers:
+            logger.finalize(status)
 
     def __repr__(self) -> str:
         return f"LightningCallbacks({self.trainer.callbacks!r})"
