@@ -11,20 +11,15 @@ _RATE_INTERVAL_SECS = 0.2
 
 
 class StepRate:
-    """Steps per second over the last seconds, taken from the reports: nothing is measured between them.
-
-    The first report has the rate since the session was opened, if that moment is known.
-    """
+    """Steps per second over the last seconds, taken from the reports: nothing is measured between them."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Position]] = deque()
         self._rate: float | None = None
 
-    def update(self, now: float, position: Position, first: tuple[float, Position] | None = None) -> float | None:
-        """Return the current rate, or None until there are two measurements, of which `first` may be one."""
+    def update(self, now: float, position: Position) -> float | None:
+        """Return the current rate, or None until there are two measurements."""
         seen = self._seen
-        if not seen and first is not None:
-            seen.append(first)
         if seen and seen[-1][1].epoch != position.epoch:  # steps before and after a reset have no difference
             seen.clear()
         if not seen or now - seen[-1][0] >= _RATE_INTERVAL_SECS:

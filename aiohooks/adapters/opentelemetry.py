@@ -12,11 +12,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, NamedTuple
 
 from aiohooks._aio.observers import Kind
 from aiohooks._aio.run_scope import current_run
 from aiohooks.errors import is_clean_end, missing_extra
+from aiohooks.graph.session import Session
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
 from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import Publishers, current_publisher
@@ -26,10 +28,6 @@ try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.opentelemetry", "opentelemetry") from _missing
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 __all__ = ["OpenTelemetryHook"]
 
@@ -58,10 +56,12 @@ class OpenTelemetryHook(SessionRunHook):
             tracer_provider: makes the spans; by default that of the process.
             meter_provider: makes the metrics; by default that of the process.
         """
-        self._tracer = trace.get_tracer("aiohooks", tracer_provider=tracer_provider)
         meter = metrics.get_meter("aiohooks", meter_provider=meter_provider)
-        self._run_secs = meter.create_histogram("aiohooks.run.duration", "s", "Duration of the attempts of runs.")
-        self._wait_secs = meter.create_histogram("aiohooks.wait.duration", "s", "How long hooks and operations waited.")
+        self._makers = _Makers(
+            trace.get_tracer("aiohooks", tracer_provider=tracer_provider),
+            meter.create_histogram("aiohooks.run.duration", "s", "Duration of the attempts of runs."),
+            meter.create_histogram("aiohooks.wait.duration", "s", "How long hooks and operations waited."),
+        )
         self._session: dict[str, str] = {}
         self._publishers: Publishers | None = None
 
@@ -80,36 +80,32 @@ class OpenTelemetryHook(SessionRunHook):
             publisher = current_publisher()
             traces = {} if self._publishers is None else self._publishers.traces(without=publisher)
             links = [_link(traceparent, name) for traceparent, name in traces.items()]
-            span = _RunSpan(self._tracer, self._run_secs, self._wait_secs, self._session, run_context, links)
+            span = _RunSpan(self._makers, self._session, run_context, links)
             scope.observers += (span,)
             if publisher is not None and (traceparent := span.traceparent):
                 publisher.set_trace(traceparent)
         return None
 
 
+class _Makers(NamedTuple):
+    """What makes spans, and measures runs and waits."""
+
+    tracer: trace.Tracer
+    run_secs: metrics.Histogram
+    wait_secs: metrics.Histogram
+
+
 class _RunSpan:
     """The span of one attempt of a run, with those of its waits."""
 
     def __init__(
-        self,
-        tracer: trace.Tracer,
-        run_secs: metrics.Histogram,
-        wait_secs: metrics.Histogram,
-        session: Mapping[str, str],
-        run_context: SessionRunContext,
-        links: Sequence[trace.Link],
+        self, makers: _Makers, session: Mapping[str, str], run_context: SessionRunContext, links: Sequence[trace.Link]
     ) -> None:
-        self._tracer = tracer
-        self._run_secs = run_secs
-        self._wait_secs = wait_secs
+        self._makers = makers
         self._session = session
-        attributes: dict[str, str | int] = {
-            **session,
-            "aiohooks.step": run_context.global_step,
-            "aiohooks.attempt": run_context.attempt,
-        }
+        run: dict[str, str | int] = {"aiohooks.step": run_context.global_step, "aiohooks.attempt": run_context.attempt}
         self._began = time.perf_counter()
-        self._span = tracer.start_span("run", attributes=attributes, links=links)
+        self._span = makers.tracer.start_span("run", attributes={**session, **run}, links=links)
         self._outside = context.get_current()
         self._inside = trace.set_span_in_context(self._span, self._outside)
         self._waiting: dict[trace.Span, None] = {}
@@ -127,14 +123,14 @@ class _RunSpan:
         return _Wait(self, what)
 
     def wait_started(self, what: str) -> trace.Span:
-        span = self._tracer.start_span(what, context=self._inside)
+        span = self._makers.tracer.start_span(what, context=self._inside)
         self._waiting[span] = None
         return span
 
     def wait_ended(self, span: trace.Span, what: str, secs: float, error: BaseException | None) -> None:
         if span in self._waiting:  # otherwise it was left running when the run ended
             del self._waiting[span]
-            self._wait_secs.record(secs, {**self._session, "aiohooks.wait": what})
+            self._makers.wait_secs.record(secs, {**self._session, "aiohooks.wait": what})
             _end(span, error)
 
     def attempt_ended(self, error: BaseException | None) -> None:
@@ -145,7 +141,7 @@ class _RunSpan:
         context.attach(self._outside)
         failed = error is not None and not is_clean_end(error)
         outcome = {"error.type": type(error).__qualname__} if failed else {}
-        self._run_secs.record(time.perf_counter() - self._began, {**self._session, **outcome})
+        self._makers.run_secs.record(time.perf_counter() - self._began, {**self._session, **outcome})
         _end(self._span, error)
 
 

@@ -12,17 +12,19 @@ import asyncio
 import threading
 import weakref
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohooks._aio.clock import current_clock, quick_now
 from aiohooks._validate import check_instance
 from aiohooks.adapters._step_rate import StepRate
 from aiohooks.errors import InvalidArgumentError, missing_extra
+from aiohooks.graph.session import Session
 from aiohooks.hooks import CheckpointSaverHook, HookTimingHook, VersionGateHook
 from aiohooks.hooks.timing import BUCKET_SECS
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 try:
@@ -32,10 +34,6 @@ try:
     from prometheus_client.registry import Collector
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.prometheus", "prometheus") from _missing
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 __all__ = ["PrometheusHook"]
 
@@ -105,7 +103,7 @@ class PrometheusHook(SessionRunHook):
             status = coord.status()
             self._name = "" if status is None or status.name is None else status.name
             sessions = _sessions_of(self._registry)
-            sessions.add(self._name, self)
+            sessions.add(self._name, self._samples)
             self._sessions = sessions
             self._rate.update(current_clock().now(), session.global_step.latest)
 
@@ -127,62 +125,59 @@ class PrometheusHook(SessionRunHook):
             self._sessions.remove(self._name)
             self._sessions = None
 
-    def add_samples(self, families: _Families) -> None:
-        """Internal: add the current values, from any thread; none if the event loop does not answer."""
+    def _samples(self) -> list[_Sample]:
+        """Return the current values, in any thread; none if the event loop does not answer."""
         if threading.get_ident() == self._thread:
-            self._add_samples(families)
-            return
-        done: Future[None] = Future()
+            return self._read_samples()
+        answer: Future[list[_Sample]] = Future()
 
-        def add() -> None:
-            # Not after the scrape has given up on this session.
-            if done.set_running_or_notify_cancel():
-                try:
-                    self._add_samples(families)
-                    done.set_result(None)
-                except BaseException as error:
-                    done.set_exception(error)
+        def read() -> None:
+            try:
+                answer.set_result(self._read_samples())
+            except BaseException as error:
+                answer.set_exception(error)
 
         try:
-            self._loop.call_soon_threadsafe(add)
-            done.result(_SCRAPE_TIMEOUT_SECS)
+            self._loop.call_soon_threadsafe(read)
+            return answer.result(_SCRAPE_TIMEOUT_SECS)
         except TimeoutError:
-            if not done.cancel():
-                done.result()
+            return []
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
+            return []
 
-    def _add_samples(self, families: _Families) -> None:
+    def _read_samples(self) -> list[_Sample]:
         status = self._coord.status()
         if status is None or status.steps is None:
-            return
-        labels, steps, saver = [self._name], status.steps, self._saver
-        families.add("runs", labels, status.runs)
-        families.add("recoveries", labels, status.recoveries)
-        families.add("global_step", labels, steps.latest.step)
-        families.add("step_waiters", labels, steps.waiting)
+            return []
+        steps, saver, labels = status.steps, self._saver, (self._name,)
+        found: list[_Sample] = [
+            ("runs", labels, status.runs),
+            ("recoveries", labels, status.recoveries),
+            ("global_step", labels, steps.latest.step),
+            ("step_waiters", labels, steps.waiting),
+            ("step_seconds", labels, _histogram(self._step_counts, self._step_secs)),
+            ("steps_per_second", labels, self._rate.update(current_clock().now(), steps.latest)),
+        ]
         for hook in status.hooks:
-            for what in ("calls", "failures", "dropped", "pending", "disabled"):
-                families.add(f"hook_{what}", [*labels, hook.name], getattr(hook, what))
-        families.add_histogram("step_seconds", labels, self._step_counts, self._step_secs)
-        families.add("steps_per_second", labels, self._rate.update(current_clock().now(), steps.latest))
-        if self._timing is not None:
-            for phase in self._timing.statistics().phases:
-                of_method = [*labels, phase.hook, phase.phase]
-                families.add_histogram("hook_seconds", of_method, phase.histogram, phase.blocking_secs + phase.waiting_secs)
-                families.add("hook_blocking_seconds", of_method, phase.blocking_secs)
+            counts = ("calls", "failures", "dropped", "pending", "disabled")
+            found += [(f"hook_{what}", (*labels, hook.name), getattr(hook, what)) for what in counts]
+        for phase in () if self._timing is None else self._timing.statistics().phases:
+            of_method = (*labels, phase.hook, phase.phase)
+            secs = phase.blocking_secs + phase.waiting_secs
+            found.append(("hook_seconds", of_method, _histogram(phase.histogram, secs)))
+            found.append(("hook_blocking_seconds", of_method, phase.blocking_secs))
         if saver is not None:
-            families.add("checkpoints_saved", labels, saver.saved)
-            families.add("checkpoints_failed", labels, saver.failed)
-            latest, age = saver.latest, saver.latest_age_secs
-            if latest is not None and age is not None:
-                families.add("checkpoint_age_seconds", labels, age)
-                families.add("checkpoint_size_bytes", labels, latest.size)
-                families.add("checkpoint_step", labels, latest.step)
+            found += [("checkpoints_saved", labels, saver.saved), ("checkpoints_failed", labels, saver.failed)]
+            if saver.latest is not None:
+                found.append(("checkpoint_age_seconds", labels, saver.latest_age_secs))
+                found.append(("checkpoint_size_bytes", labels, saver.latest.size))
+                found.append(("checkpoint_step", labels, saver.latest.step))
         for gate in self._gates:
-            families.add("version_lag", [*labels, gate.versions.run], gate.lag)
-            families.add("versions_ahead", [*labels, gate.versions.run], gate.ahead)
+            of_gate = (*labels, gate.versions.run)
+            found += [("version_lag", of_gate, gate.lag), ("versions_ahead", of_gate, gate.ahead)]
+        return found
 
     def __repr__(self) -> str:
         return f"<PrometheusHook {'showing ' + repr(self._name) if self._sessions is not None else 'without a session'}>"
@@ -214,52 +209,46 @@ _METRICS: list[tuple[type[Metric], str, str, list[str]]] = [
 ]
 
 
-class _Families:
-    """The metrics, each with the samples of all sessions."""
+_Buckets = tuple[list[tuple[str, float]], float]
+_Sample = tuple[str, Sequence[str], float | _Buckets | None]
+"""The name of a metric, the values of its labels, and its value: a number, a histogram, or none."""
 
-    def __init__(self) -> None:
-        self._families: dict[str, Any] = {}
-        for kind, name, text, labels in _METRICS:
-            self._families[name] = kind(f"aiohooks_{name}", text, labels=labels)  # type: ignore[call-arg]
 
-    @property
-    def all(self) -> list[Metric]:
-        return [*self._families.values()]
-
-    def add(self, name: str, labels: Sequence[str], value: float | None) -> None:
-        """Add a sample, unless it has no value."""
-        if value is not None:
-            self._families[name].add_metric(labels, value)
-
-    def add_histogram(self, name: str, labels: Sequence[str], counts: Sequence[int], total_secs: float) -> None:
-        bounds = [*map(str, BUCKET_SECS), "+Inf"]
-        self._families[name].add_metric(labels, list(zip(bounds, map(float, accumulate(counts)), strict=True)), total_secs)
+def _histogram(counts: Iterable[int], total_secs: float) -> _Buckets:
+    bounds = [*map(str, BUCKET_SECS), "+Inf"]
+    return list(zip(bounds, map(float, accumulate(counts)), strict=True)), total_secs
 
 
 class _Sessions(Collector):
-    """The sessions that one registry shows."""
+    """The sessions that one registry shows, by name: each is what reads its values."""
 
     def __init__(self) -> None:
-        self._hooks: dict[str, PrometheusHook] = {}
+        self._sessions: dict[str, Callable[[], list[_Sample]]] = {}
 
-    def add(self, name: str, hook: PrometheusHook) -> None:
-        if self._hooks.setdefault(name, hook) is not hook:
+    def add(self, name: str, read: Callable[[], list[_Sample]]) -> None:
+        if name in self._sessions:
             raise InvalidArgumentError(
                 f"the registry shows a session named {name!r} already; give each session a `name`, or a registry of its own"
             )
+        self._sessions[name] = read
 
     def remove(self, name: str) -> None:
-        del self._hooks[name]
+        del self._sessions[name]
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without samples: the registry refuses other metrics of these names."""
-        return _Families().all
+        return self._families().values()
 
     def collect(self) -> Iterable[Metric]:
-        families = _Families()
-        for hook in tuple(self._hooks.values()):
-            hook.add_samples(families)
-        return families.all
+        families = self._families()
+        for read in tuple(self._sessions.values()):
+            for name, labels, value in read():
+                if value is not None:
+                    families[name].add_metric(labels, *(value if isinstance(value, tuple) else (value,)))
+        return families.values()
+
+    def _families(self) -> dict[str, Any]:
+        return {name: kind(f"aiohooks_{name}", text, labels=labels) for kind, name, text, labels in _METRICS}  # type: ignore[call-arg]
 
 
 _known: weakref.WeakKeyDictionary[CollectorRegistry, _Sessions] = weakref.WeakKeyDictionary()

@@ -9,9 +9,9 @@
 TensorFlow creates, restores, runs and closes its session, and its hooks are called, in worker threads; the event loop continues.
 """
 
+# The package has no types.
 # pyright: reportUntypedBaseClass=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false
-# The package has no types.
 from __future__ import annotations
 
 import asyncio
@@ -60,26 +60,25 @@ else:
     _OutOfRangeError = tf.errors.OutOfRangeError
     _UnavailableError = tf.errors.UnavailableError
 
-_NUMBERS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
-"""Of `RunOptions` the larger one is taken; flags are joined by "or", and lists to one."""
+_reduce: Any = tf.errors.OpError.__reduce__
 
 
 class OutOfRangeError(errors.OutOfRangeError, _OutOfRangeError):
     """TensorFlow's error of that name, by which a session ends cleanly: raised in its place, caused by it."""
 
-    __reduce__: Any = tf.errors.OpError.__reduce__
+    __reduce__ = _reduce
 
 
 class AbortedError(errors.AbortedError, _AbortedError):
     """TensorFlow's error of that name, from which a session recovers: raised in its place, caused by it."""
 
-    __reduce__: Any = tf.errors.OpError.__reduce__
+    __reduce__ = _reduce
 
 
 class UnavailableError(errors.UnavailableError, _UnavailableError):
     """TensorFlow's error of that name, from which a session recovers: raised in its place, caused by it."""
 
-    __reduce__: Any = tf.errors.OpError.__reduce__
+    __reduce__ = _reduce
 
 
 @contextlib.contextmanager
@@ -216,10 +215,10 @@ class _GlobalStep(MemoryStepStore):
         self._wanted = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
-    def follow(self, session: TensorFlowSession) -> None:
+    def follow(self, read_step: Callable[[], int], grace_secs: float) -> None:
         """Read the step of a session whenever it is waited for, until `unfollow`."""
         self._waits.holds = True  # sessions of other processes may advance the step, and are no publishers here
-        self._reader = asyncio.create_task(self._read(session), name="reader of TensorFlow's global step")
+        self._reader = asyncio.create_task(self._read(read_step, grace_secs), name="reader of TensorFlow's global step")
 
     async def unfollow(self) -> None:
         """Read no more: waits end when no publisher is left."""
@@ -236,12 +235,12 @@ class _GlobalStep(MemoryStepStore):
     def _subscribe(self, step: int | None) -> None:
         (self._wanted.clear if step is None else self._wanted.set)()
 
-    async def _read(self, session: TensorFlowSession) -> None:
+    async def _read(self, read_step: Callable[[], int], grace_secs: float) -> None:
         while True:
             await self._wanted.wait()
             known = self.latest.step
             try:
-                await self.take(await to_thread(session.read_step, grace_secs=session.grace_secs), known)
+                await self.take(await to_thread(read_step, grace_secs=grace_secs), known)
             except Exception as error:
                 if isinstance(error, errors.AiohooksError):  # a session recovers from it, such as the end of a server
                     self._waits.abort(error)
@@ -258,15 +257,16 @@ class TensorFlowSession(Session):
     is cancelled is waited for, as it cannot be stopped. What it has changed in TensorFlow's variables stays changed.
     """
 
-    def __init__(self, graph: TensorFlowGraph, global_step: _GlobalStep, tf_session: Any, tf_coord: Any) -> None:
+    def __init__(
+        self, graph: TensorFlowGraph, global_step: _GlobalStep, tf_session: Any, tf_coord: Any, read_step: Callable[[], int]
+    ) -> None:
         super().__init__(graph, global_step=global_step)
         self._steps = global_step
+        self._read_step = read_step
         self.tf_session: Any = tf_session
         """The `tf.Session`: what TensorFlow's hooks get."""
         self.tf_coord: Any = tf_coord
         """The `tf.train.Coordinator`: what TensorFlow's hooks get."""
-        step = tf.train.get_global_step(graph.tf_graph)
-        self._read_step: Callable[[], Any] = (lambda: 0) if step is None else tf_session.make_callable(step)
 
     async def run(
         self,
@@ -301,16 +301,11 @@ class TensorFlowSession(Session):
             run_metadata.update(arguments)
         return build(values)
 
+    @_errors_of_both()
     def _run_in_thread(self, nodes: Iterable[Any], feeds: Mapping[Any, Any], arguments: dict[str, Any]) -> tuple[Any, int]:
-        with _errors_of_both():
-            fed = {node.feed_key: value for node, value in feeds.items()}
-            values = self.tf_session.run([node.element for node in nodes], fed, **arguments)
-        return values, self.read_step()
-
-    def read_step(self) -> int:
-        """Internal: return the global step of TensorFlow; waits for TensorFlow."""
-        with _errors_of_both():
-            return int(self._read_step())
+        fed = {node.feed_key: value for node, value in feeds.items()}
+        values = self.tf_session.run([node.element for node in nodes], fed, **arguments)
+        return values, self._read_step()
 
     async def aclose(self) -> None:
         """Wait for the threads of TensorFlow's coordinator, at most the grace period, and close the `tf.Session`."""
@@ -327,7 +322,7 @@ class TensorFlowSession(Session):
 
 
 def _merged(given: Iterable[Any]) -> Any:
-    """Merge `RunOptions` as TensorFlow does."""
+    """Merge `RunOptions` as TensorFlow does: of numbers the larger one is taken, flags are joined by "or", and lists to one."""
     merged = tf.RunOptions()
     for one in given:
         larger = {name: max(getattr(merged, name), getattr(one, name)) for name in _NUMBERS}
@@ -335,6 +330,9 @@ def _merged(given: Iterable[Any]) -> Any:
         for name, value in larger.items():
             setattr(merged, name, value)
     return merged
+
+
+_NUMBERS = ("trace_level", "timeout_in_ms", "inter_op_thread_pool")
 
 
 class TensorFlowSessionCreator:
@@ -356,19 +354,33 @@ class TensorFlowSessionCreator:
 
     async def create_session(self) -> TensorFlowSession:
         """Create a session in a thread, restored and initialised by TensorFlow, and start its queue runners."""
-        session, step = await to_thread(self._create, _Coordinator())
+        tf_coord = _Coordinator()
+        tf_session, read_step, step = await to_thread(self._create, tf_coord)
+        session = TensorFlowSession(self.graph, self._steps, tf_session, tf_coord, read_step)
         await self._steps.take(step, self._steps.latest.step)
         session.committed_step = step
-        self._steps.follow(session)
+        self._steps.follow(read_step, session.grace_secs)
         return session
 
-    def _create(self, tf_coord: _Coordinator) -> tuple[TensorFlowSession, int]:
-        with self.graph.tf_graph.as_default(), _errors_of_both():
+    @_errors_of_both()
+    def _create(self, tf_coord: _Coordinator) -> tuple[Any, Callable[[], int], int]:
+        with self.graph.tf_graph.as_default():
             tf_session = self._creator.create_session()
             if tf.get_collection(tf.GraphKeys.QUEUE_RUNNERS):
                 tf.train.start_queue_runners(sess=tf_session, coord=tf_coord)
-            session = TensorFlowSession(self.graph, self._steps, tf_session, tf_coord)
-            return session, session.read_step()
+            read_step = _reader_of_step(tf_session)
+        return tf_session, read_step, read_step()
+
+
+def _reader_of_step(tf_session: Any) -> Callable[[], int]:
+    step = tf.train.get_global_step()
+    read: Callable[[], Any] = (lambda: 0) if step is None else tf_session.make_callable(step)
+
+    @_errors_of_both()
+    def read_step() -> int:
+        return int(read())
+
+    return read_step
 
 
 class TensorFlowHooks(BlockingHook):

@@ -128,7 +128,7 @@ async def test_a_session_that_is_entered_elsewhere() -> None:
     session = AsyncMonitoredSession(step)
     service = SessionService(session)
     with pytest.raises(InvalidArgumentError, match="no loop to run"):
-        service.lifespan()
+        await service.lifespan().__aenter__()
     assert (await ask(service, "/steps/1")).json["error"] == "not_started"
     async with session:
         waiting = Exchange(service, "/steps/1")

@@ -223,14 +223,13 @@ async def test_a_scrape_in_another_thread_reads_in_the_event_loop(registry: Coll
         await session.run("loss")
         assert value(await to_thread(scraped, registry), "aiohooks_runs_total") == 1
 
-    def run_and_abandon() -> None:
+    def open_and_abandon() -> None:
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(hook.begin())
+        loop.run_until_complete(ah.AsyncMonitoredSession(double, [hook], name="trainer").__aenter__())
         loop.close()
 
-    await to_thread(run_and_abandon)
-    families: Any = None
-    hook.add_samples(families)  # adds nothing
+    await to_thread(open_and_abandon)
+    assert value(scraped(registry), "aiohooks_runs_total") is None
 
 
 @pytest.mark.slow

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import current_clock, sleep
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks.adapters.asgi._access import JsonReply, encode_json, error_reply, safe_error, safe_text
+from aiohooks.adapters.asgi._report import SessionReporter
 from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,
     SessionClosedError,
-    StepTimeoutError,
     StopRequestedError,
     StoreClosedError,
     StoreDamagedError,
@@ -25,9 +25,6 @@ from aiohooks.session.coordinator import owner_of
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores import Changes, StepStore
 
-if TYPE_CHECKING:
-    from aiohooks.adapters.asgi._report import SessionReporter
-
 T = TypeVar("T")
 
 
@@ -35,37 +32,55 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
     """Wait until the step is reached or cannot be reached any more, or until the timeout, and return the reply."""
     session, clock = reporter.session, current_clock()
     since = clock.now()
+    store: StepStore | None = None
     try:
         store = await limited(_opened_store(reporter), timeout, "opening the session")
-    except TimeoutError:
-        return _timeout_reply(wanted, None, clock.now() - since)
-    if store is None:
-        return _ended_reply(reporter, wanted, None)
-    reply = reached_reply(store, wanted)
-    if reply is not None:
-        return reply
-    left = None if timeout is None else max(0.0, timeout - (clock.now() - since))
-    try:
-        await _until_stopped(session, store.wait_for(wanted, timeout=left))
-    except StepTimeoutError:
-        reply = _timeout_reply(wanted, store, clock.now() - since)
-    except PublisherFinishedError as error:
-        reply = error_reply(410, "publisher_finished", safe_text(str(error)), **_seen(wanted, store))
-    except PublisherFailedError as error:
-        cause = "" if error.__cause__ is None else f": {safe_error(error.__cause__)}"
-        reply = error_reply(503, "publisher_failed", safe_text(f"{error}{cause}"), **_seen(wanted, store))
-    except StoreClosedError as error:
-        reply = error_reply(503, "store_closed", safe_text(str(error)), **_seen(wanted, store))
-    except StoreDamagedError as error:
-        reply = error_reply(503, "store_damaged", safe_text(str(error)), **_seen(wanted, store))
-    except StoreUnavailableError as error:
-        reply = error_reply(503, "store_unavailable", safe_text(str(error)), retry=True, **_seen(wanted, store))
-    except (StopRequestedError, SessionClosedError):
-        reply = _ended_reply(reporter, wanted, store)
-    except Exception as error:  # raised by a background task of the session
-        message = f"a background task of the session failed: {safe_error(error)}"
-        reply = error_reply(503, "failed", message, **_seen(wanted, store))
-    return reached_reply(store, wanted) or reply or _ended_reply(reporter, wanted, store)
+        if store is not None and reached_reply(store, wanted) is None:
+            left = None if timeout is None else max(0.0, timeout - (clock.now() - since))
+            await _until_stopped(session, store.wait_for(wanted, timeout=left))
+        reply = None
+    except TimeoutError:  # `StepTimeoutError` is one
+        secs = round(clock.now() - since, 6)
+        reply = error_reply(504, "timeout", f"step {wanted} was not reached in time", waited_secs=secs, **_seen(wanted, store))
+    except Exception as error:
+        reply = _failed_reply(error, _seen(wanted, store))
+    reached = None if store is None else reached_reply(store, wanted)
+    return reached or reply or _ended_reply(reporter, _seen(wanted, store))
+
+
+_ERRORS_OF_STORES: tuple[tuple[type[Exception], int, str], ...] = (
+    (PublisherFinishedError, 410, "publisher_finished"),
+    (PublisherFailedError, 503, "publisher_failed"),
+    (StoreClosedError, 503, "store_closed"),
+    (StoreDamagedError, 503, "store_damaged"),
+    (StoreUnavailableError, 503, "store_unavailable"),
+)
+
+
+def _failed_reply(error: Exception, seen: dict[str, Any]) -> JsonReply | None:
+    """Return the reply to a wait that an error has ended, or None if the session's own end is the reason."""
+    for kind, status, code in _ERRORS_OF_STORES:
+        if isinstance(error, kind):
+            cause = f": {safe_error(error.__cause__)}" if error.__cause__ and kind is PublisherFailedError else ""
+            return error_reply(status, code, safe_text(f"{error}{cause}"), retry=kind is StoreUnavailableError, **seen)
+    if isinstance(error, (StopRequestedError, SessionClosedError)):
+        return None
+    return error_reply(503, "failed", f"a background task of the session failed: {safe_error(error)}", **seen)
+
+
+def _ended_reply(reporter: SessionReporter, seen: dict[str, Any]) -> JsonReply:
+    """Return the reply to a wait for a step of a session that makes no more steps, or none yet."""
+    health = reporter.health()
+    if not health.ok:
+        return error_reply(503, "failed", f"the session failed: {health.failure}", **seen)
+    if health.state == "starting" and health.stop_reason is None:
+        return error_reply(503, "not_started", "the session was not entered yet", retry=True, **seen)
+    reason = health.stop_reason or "it has ended"
+    return error_reply(410, "stopped", f"the session makes no more steps: {reason}", **seen)
+
+
+def _seen(wanted: int, store: StepStore | None) -> dict[str, Any]:
+    return {"wanted": wanted, "step": None if store is None else store.latest.step}
 
 
 async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> T:
@@ -100,27 +115,6 @@ async def _opened_store(reporter: SessionReporter) -> StepStore | None:
             return None
         store = store_of(session)
     return store
-
-
-def _ended_reply(reporter: SessionReporter, wanted: int, store: StepStore | None) -> JsonReply:
-    """Return the reply to a wait for a step of a session that makes no more steps, or none yet."""
-    health = reporter.health()
-    more = _seen(wanted, store)
-    if not health.ok:
-        return error_reply(503, "failed", f"the session failed: {health.failure}", **more)
-    if health.state == "starting" and health.stop_reason is None:
-        return error_reply(503, "not_started", "the session was not entered yet", retry=True, **more)
-    reason = health.stop_reason or "it has ended"
-    return error_reply(410, "stopped", f"the session makes no more steps: {reason}", **more)
-
-
-def _timeout_reply(wanted: int, store: StepStore | None, waited_secs: float) -> JsonReply:
-    message = f"step {wanted} was not reached in time"
-    return error_reply(504, "timeout", message, waited_secs=round(waited_secs, 6), **_seen(wanted, store))
-
-
-def _seen(wanted: int, store: StepStore | None) -> dict[str, Any]:
-    return {"wanted": wanted, "step": None if store is None else store.latest.step}
 
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

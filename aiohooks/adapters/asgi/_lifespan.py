@@ -16,10 +16,10 @@ from typing import Any
 
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.clock import current_clock
+from aiohooks.adapters._step_rate import StepRate
 from aiohooks.adapters.asgi._access import safe_text
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, is_clean_end
 from aiohooks.session.monitored import AsyncMonitoredSession
-from aiohooks.stores import Position
 
 _logger = logging.getLogger("aiohooks.adapters")
 Loop = Callable[[AsyncMonitoredSession], Awaitable[Any]]
@@ -46,8 +46,8 @@ class SessionRunner:
         """Set once the session is open, or has failed to open."""
         self.ended: asyncio.Event = asyncio.Event()
         """Set once the session has been left."""
-        self.first_position: tuple[float, Position] | None = None
-        """The time and the global step when the session was opened."""
+        self.rate: StepRate = StepRate()
+        """The rate of steps, measured from when the session was opened."""
         self.failure: BaseException | None = None
         """The error that ended the session, unless it ended cleanly."""
 
@@ -73,7 +73,7 @@ class SessionRunner:
     async def _run(self) -> None:
         try:
             async with self._session as session:
-                self.first_position = current_clock().now(), session.global_step.latest
+                self.rate.update(current_clock().now(), session.global_step.latest)
                 self.opened.set()
                 try:
                     loop = self._loop(session)
@@ -170,27 +170,24 @@ def notify_on_signals(callback: Callable[[str], object]) -> Generator[None]:
         yield
         return
     process = os.getpid()
-    replaced: dict[signal.Signals, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+    replaced: list[tuple[signal.Signals, Callable[..., Any], Callable[..., Any]]] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         previous = signal.getsignal(number)
         if callable(previous):
-            handler = _chained_handler(previous, callback, process)
+            handler = functools.partial(_handle, previous, callback, process)
             signal.signal(number, handler)
-            replaced[number] = handler, previous
+            replaced.append((number, handler, previous))
     try:
         yield
     finally:
-        for number, (handler, previous) in replaced.items():
-            if signal.getsignal(number) is handler:  # a handler that was installed in the meantime stays
+        for number, installed, previous in replaced:
+            if signal.getsignal(number) is installed:  # a handler that was installed in the meantime stays
                 signal.signal(number, previous)
 
 
-def _chained_handler(
-    previous: Callable[..., Any], callback: Callable[[str], object], process: int
-) -> Callable[[int, FrameType | None], None]:
-    def handler(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == process:
-            callback(signal.Signals(number).name)
-        previous(number, frame)
-
-    return handler
+def _handle(
+    previous: Callable[..., Any], callback: Callable[[str], object], process: int, number: int, frame: FrameType | None
+) -> None:
+    if os.getpid() == process:
+        callback(signal.Signals(number).name)
+    previous(number, frame)

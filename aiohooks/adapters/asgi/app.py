@@ -20,7 +20,6 @@ import dataclasses
 import importlib.resources
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._validate import check_callable, check_instance, check_secs, checked_int
@@ -157,23 +156,18 @@ class SessionService:
         self._waiters = self._streams = 0
         self._app = self._make_app()
 
-    def lifespan(self, app: object = None) -> AbstractAsyncContextManager[None]:
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncGenerator[None]:
         """Run the session beside the server: `Starlette(lifespan=service.lifespan)`, or inside another lifespan.
 
         Raises:
             InvalidArgumentError: the service was not given `run`.
         """
-        if self._runner is None:
+        if (runner := self._runner) is None:
             raise InvalidArgumentError("this service has no loop to run; give it one: SessionService(session, run)")
-        return self._run_session(self._runner)
-
-    @contextlib.asynccontextmanager
-    async def _run_session(self, runner: SessionRunner) -> AsyncGenerator[None]:
-        def stop(name: str) -> None:
-            runner.request_end(f"the server received {name}")
-
         runner.start()
-        with notify_on_signals(stop) if self._stop_on_signals else contextlib.nullcontext():
+        stop = notify_on_signals(lambda name: runner.request_end(f"the server received {name}"))
+        with stop if self._stop_on_signals else contextlib.nullcontext():
             try:
                 yield
             finally:
@@ -203,97 +197,73 @@ class SessionService:
         await app(scope, receive, send_with_headers)
 
     def _make_app(self) -> Starlette:
+        client, anyone = self._access.check_client, self._access.check_connection
         routes = [
-            Route("/health", self._serve_health),
-            Route("/ready", self._serve_ready),
-            Route("/progress", self._guarded(self._serve_progress)),
-            Route("/steps/{n}", self._guarded(self._serve_step)),
+            Route("/health", self._serve_probe),
+            Route("/ready", self._serve_probe),
+            Route("/progress", _endpoint(self._serve_progress, client)),
+            Route("/steps/{n}", _endpoint(self._serve_step, client)),
             Route("/events", self._serve_events),
-            *([] if self._metrics is None else [Route("/metrics", self._guarded(self._metrics_endpoint(self._metrics)))]),
-            *(Route(f"/{path}", self._guarded(self._serve_control), methods=["POST"]) for path in _CONTROLS if self._controls),
-            *(Route(f"/{path}", self._file_endpoint(*file)) for path, file in _FILES.items()),
+            # No token is needed: the files contain nothing of the session, and the page sends the token itself.
+            *(Route(f"/{path}", _endpoint(_file_server(*file), anyone)) for path, file in _FILES.items()),
         ]
+        if self._metrics is not None:
+            routes.append(Route("/metrics", _endpoint(self._serve_metrics, client)))
+        if self._controls:
+            routes += [Route(f"/{path}", _endpoint(self._serve_control, client), methods=["POST"]) for path in _CONTROLS]
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan if self._runner else None)
         app.router.redirect_slashes = False  # a redirect would repeat the Host header of the client
         return app
 
-    def _guarded(self, serve: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        async def serve_client(request: Request) -> Response:
-            refusal = self._access.check_client(request.scope)
-            return await serve(request) if refusal is None else _response(refusal)
-
-        return serve_client
-
-    def _file_endpoint(self, name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-        content = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name).read_bytes()
-
-        async def serve_file(request: Request) -> Response:
-            # No token is needed: the files contain nothing of the session, and the page sends the token itself.
-            refusal = self._access.check_connection(request.scope)
-            return Response(content, media_type=media_type) if refusal is None else _response(refusal)
-
-        return serve_file
-
-    def _metrics_endpoint(self, metrics: PrometheusHook) -> Callable[[Request], Awaitable[Response]]:
-        async def serve_metrics(request: Request) -> Response:
-            content, content_type = metrics.exposition(request.headers.get("accept", ""))
-            return Response(content, headers={"content-type": content_type})
-
-        return serve_metrics
-
-    async def _serve_health(self, request: Request) -> Response:
+    async def _serve_probe(self, request: Request) -> Response:
         health = self.health()
-        return self._probe_response(request, health, health.ok)
+        good = health.ready if request.url.path.endswith("/ready") else health.ok
+        # A client without access, such as a remote probe, gets the state.
+        details = self._access.check_client(request.scope) is None
+        return _response(JsonReply(200 if good else 503, dataclasses.asdict(health) if details else {"state": health.state}))
 
-    async def _serve_ready(self, request: Request) -> Response:
-        health = self.health()
-        return self._probe_response(request, health, health.ready)
+    async def _serve_metrics(self, request: Request) -> Response:
+        assert self._metrics is not None
+        content, content_type = self._metrics.exposition(request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})
 
-    def _probe_response(self, request: Request, health: ServiceHealth, good: bool) -> Response:
-        body = dataclasses.asdict(health)
-        if self._access.check_client(request.scope) is not None:  # such as a remote probe
-            body = {"state": health.state}
-        return _response(JsonReply(200 if good else 503, body))
+    async def _serve_progress(self, request: Request) -> JsonReply:
+        return JsonReply(200, self._reporter.progress())
 
-    async def _serve_progress(self, request: Request) -> Response:
-        return _response(JsonReply(200, self._reporter.progress()))
+    async def _serve_control(self, request: Request) -> JsonReply:
+        match request.url.path.rpartition("/")[2]:
+            case "pause":
+                self._session.pause("a client asked for a pause")
+            case "resume":
+                self._session.resume()
+            case _:
+                self._session.request_drain("a client asked for a drain", secs=self._drain_secs)
+        health = dataclasses.asdict(self.health())
+        return JsonReply(200, {name: health[name] for name in ("state", "step", "pause_reason", "drain_reason")})
 
-    async def _serve_control(self, request: Request) -> Response:
-        control = request.url.path.rpartition("/")[2]
-        if control == "pause":
-            self._session.pause("a client asked for a pause")
-        elif control == "resume":
-            self._session.resume()
-        else:
-            self._session.request_drain("a client asked for a drain", secs=self._drain_secs)
-        health = self.health()
-        reasons = {"pause_reason": health.pause_reason, "drain_reason": health.drain_reason}
-        return _response(JsonReply(200, {"state": health.state, "step": health.step, **reasons}))
-
-    async def _serve_step(self, request: Request) -> Response:
+    async def _serve_step(self, request: Request) -> JsonReply:
         step, timeout = request.path_params["n"], request.query_params.getlist("timeout")
         if not _STEP.fullmatch(step) or int(step) > MAX_STEP:
             message = f"the step is {safe_text(step, 40)!r}: give a whole number from 0 to {MAX_STEP}"
-            return _response(error_reply(400, "bad_step", message))
+            return error_reply(400, "bad_step", message)
         if len(timeout) > 1 or not all(_SECS.fullmatch(text) and float(text) <= _MAX_TIMEOUT_SECS for text in timeout):
             given = safe_text(", ".join(timeout), 40)
             message = f"the timeout is {given!r}: give seconds once, from 0 to {_MAX_TIMEOUT_SECS:.0f}"
-            return _response(error_reply(400, "bad_timeout", message))
+            return error_reply(400, "bad_timeout", message)
         wanted = int(step)
         store = store_of(self._session)
         reply = None if store is None else reached_reply(store, wanted)
         if reply is not None:
-            return _response(reply)
+            return reply
         if self._waiters >= self._max_waiters:
-            return _response(error_reply(503, "too_many", f"{self._max_waiters} clients are waiting already", retry=True))
+            return error_reply(503, "too_many", f"{self._max_waiters} clients are waiting already", retry=True)
         self._waiters += 1
         wait = wait_for_step(self._reporter, wanted, float(timeout[0]) if timeout else None)
         try:
-            reply = await while_connected(request.receive, wait, JsonReply(_CLIENT_CLOSED_REQUEST))
+            return await while_connected(request.receive, wait, JsonReply(_CLIENT_CLOSED_REQUEST))
         finally:
             self._waiters -= 1
-        return _response(reply)
 
     async def _serve_events(self, request: Request) -> Any:
         refusal = self._access.check_client(request.scope)
@@ -319,6 +289,27 @@ class SessionService:
 
     def __repr__(self) -> str:
         return f"<SessionService {self.health().state}, {self._waiters} waiters, {self._streams} streams>"
+
+
+def _endpoint(
+    serve: Callable[[Request], Awaitable[Response | JsonReply]], check: Callable[[Scope], JsonReply | None]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return what answers requests that pass a check, and refuses the others."""
+
+    async def endpoint(request: Request) -> Response:
+        reply = check(request.scope) or await serve(request)
+        return _response(reply) if isinstance(reply, JsonReply) else reply
+
+    return endpoint
+
+
+def _file_server(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    content = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name).read_bytes()
+
+    async def serve_file(request: Request) -> Response:
+        return Response(content, media_type=media_type)
+
+    return serve_file
 
 
 def _response(reply: JsonReply) -> Response:

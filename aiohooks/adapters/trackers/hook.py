@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.reports import is_logged
@@ -16,14 +16,12 @@ from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import only_if
+from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_numbers, checked_path, checked_values
 from aiohooks.hooks._record_files import Record
 from aiohooks.hooks.every import Every
+from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-if TYPE_CHECKING:
-    from aiohooks.graph.session import Session
-    from aiohooks.session.coordinator import Coordinator
 
 _logger = logging.getLogger("aiohooks.hooks")
 
