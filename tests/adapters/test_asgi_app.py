@@ -20,20 +20,23 @@ from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError, SessionClosedError
 from tests.support.asgi import Exchange, ask
 from tests.support.pages import python_blocks
-from tests.support.services import FeedQueue, make_service, running_service, step
+from tests.support.services import FeedQueue, make_service, serving, step
 from tests.support.source import ROOT
 from tests.support.waiting import ticks
 
 
-async def run_lifespan(app: Any) -> tuple[asyncio.Queue[Any], asyncio.Queue[Any], asyncio.Task[None]]:
-    """Start the application's lifespan, as a server does."""
-    incoming: asyncio.Queue[Any] = asyncio.Queue()
-    outgoing: asyncio.Queue[Any] = asyncio.Queue()
+@contextlib.asynccontextmanager
+async def lifespan_of(app: Any) -> AsyncIterator[None]:
+    """Start and end the application's lifespan, as a server does."""
+    incoming, outgoing = asyncio.Queue[Any](), asyncio.Queue[Any]()
     scope = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
     task = asyncio.create_task(app(scope, incoming.get, outgoing.put))
     incoming.put_nowait({"type": "lifespan.startup"})
     assert (await outgoing.get())["type"] == "lifespan.startup.complete"
-    return incoming, outgoing, task
+    yield
+    incoming.put_nowait({"type": "lifespan.shutdown"})
+    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
+    await task
 
 
 @pytest.mark.parametrize("shape", ["alone", "mounted", "inside another lifespan", "in FastAPI"])
@@ -55,17 +58,14 @@ async def test_a_service_in_an_application(shape: str) -> None:
     elif shape != "alone":
         lifespan: Any = service.lifespan if shape == "mounted" else outer
         app = Starlette(routes=[Mount(path, service)], lifespan=lifespan)
-    incoming, outgoing, task = await run_lifespan(app)
-    feeds.put(1.0)
-    assert (await ask(app, f"{path}/steps/1")).json["step"] == 1
-    page = await ask(app, f"{path}/")
-    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert (await ask(app, f"{path}/page.js")).status == 200
-    waiting = Exchange(app, f"{path}/steps/2")
-    await ticks(20)
-    incoming.put_nowait({"type": "lifespan.shutdown"})
-    assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
-    await task
+    async with lifespan_of(app):
+        feeds.put(1.0)
+        assert (await ask(app, f"{path}/steps/1")).json["step"] == 1
+        page = await ask(app, f"{path}/")
+        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert (await ask(app, f"{path}/page.js")).status == 200
+        waiting = Exchange(app, f"{path}/steps/2")
+        await ticks(20)
     await waiting.task
     assert waiting.reply.json["message"] == "the session makes no more steps: the server shuts down"
     assert service.health().state == "finished"
@@ -99,32 +99,20 @@ async def test_a_middleware_with_cancel_scopes() -> None:
 async def test_two_services_share_an_application() -> None:
     """Two sessions of one process each have a service, and may share a store."""
     store = MemoryStepStore()
-    feeds = FeedQueue(), FeedQueue()
-    async with running_service(feeds[0], store=store) as one, running_service(feeds[1], store=store) as other:
-        waiting = Exchange(one, "/steps/1")
-        await ticks(20)
-        feeds[1].put(1.0)
+    async with serving(store=store) as one, serving(store=store) as other:
+        waiting = await one.begin("/steps/1")
+        other.feeds.put(1.0)
         await waiting.task
-        assert waiting.reply.status == 200
-        assert (await ask(other, "/steps/1")).status == 200
+        assert waiting.reply.status == (await other.ask("/steps/1")).status == 200
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"session": 5},
-        {"run": 5},
-        {"history": 5},
-        {"timing": 5},
-        {"title": 5},
-        {"allowed_hosts": ["*.example.com"]},
-        {"allowed_hosts": ["example.com:80"]},
-        {"token": "short"},
-        {"token": "with spaces " * 5},
-        {"grace_secs": -1},
-        {"refresh_secs": 0},
-        {"max_waiters": -1},
-        {"max_streams": True},
+        *({name: 5} for name in ("session", "run", "history", "timing", "timeline", "title")),
+        *({"allowed_hosts": [host]} for host in ("*.example.com", "example.com:80")),
+        *({"token": token} for token in ("short", "with spaces " * 5)),
+        *({"grace_secs": -1}, {"drain_secs": -1}, {"refresh_secs": 0}, {"max_waiters": -1}, {"max_streams": True}),
     ],
     ids=lambda wrong: "-".join(f"{name}={value}"[:30] for name, value in wrong.items()),
 )

@@ -10,6 +10,9 @@ from typing import Any
 from aiohooks import AsyncMonitoredSession, SessionRunHook
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.dispatch import HookRegistration
+from aiohooks.testing import ManualClock
+from tests.support.asgi import Exchange, Reply, ask
+from tests.support.waiting import ticks
 
 
 class FeedQueue:
@@ -65,13 +68,63 @@ def make_service(
     return SessionService(AsyncMonitoredSession(step, hooks, global_step=store, name="trainer"), feeds.loop, **options)
 
 
+class Serving:
+    """A service whose lifespan was entered, in the time of a test, and requests to it."""
+
+    def __init__(
+        self, service: SessionService, feeds: FeedQueue, clock: ManualClock, lifespan: contextlib.AsyncExitStack
+    ) -> None:
+        self.service = service
+        self.feeds = feeds
+        self.clock = clock
+        self.leaving: asyncio.Task[None] | None = None
+        self._lifespan = lifespan
+
+    async def begin(self, path: str, **options: Any) -> Exchange:
+        """Send a request, and let it wait."""
+        exchange = Exchange(self.service, path, **options)
+        await ticks(20)
+        return exchange
+
+    async def ask(self, path: str, **options: Any) -> Reply:
+        """Send a request and wait for the complete reply."""
+        return await ask(self.service, path, **options)
+
+    async def pass_time(self, secs: float) -> None:
+        """Let time pass between what happens before and after."""
+        await ticks(20)
+        self.clock.advance(secs)
+        await ticks(20)
+
+    async def leave(self) -> asyncio.Task[None]:
+        """Begin to leave the lifespan, and return the task that does."""
+        self.leaving = asyncio.create_task(self._lifespan.pop_all().aclose())
+        await ticks(20)
+        return self.leaving
+
+    async def waiting(self) -> int:
+        """Return how many waits the step store knows, for a step or for any."""
+        store = (await self.ask("/progress")).json["store"]
+        return int(store["waiting"] + store["watching"])
+
+
 @contextlib.asynccontextmanager
-async def running_service(
-    feeds: FeedQueue, hooks: Iterable[SessionRunHook | HookRegistration] = (), **options: Any
-) -> AsyncIterator[SessionService]:
-    """Run a service for the block, with its session open."""
-    service = make_service(feeds, hooks, **options)
-    async with service.lifespan():
-        assert service._runner is not None
-        await service._runner.opened.wait()
-        yield service
+async def serving(
+    hooks: Iterable[SessionRunHook | HookRegistration] = (),
+    *,
+    opened: bool = True,
+    service: SessionService | None = None,
+    **options: Any,
+) -> AsyncIterator[Serving]:
+    """Run a service for the block; its session is open, unless the test opens it."""
+    feeds = FeedQueue()
+    with ManualClock() as clock:
+        served = make_service(feeds, hooks, **options) if service is None else service
+        async with contextlib.AsyncExitStack() as lifespan:
+            await lifespan.enter_async_context(served.lifespan())
+            while opened and served.health().state == "starting":
+                await ticks(1)
+            one = Serving(served, feeds, clock, lifespan)
+            yield one
+            if one.leaving is not None:
+                await one.leaving
