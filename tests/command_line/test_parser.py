@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command
 from tests.support.needs import program
 from tests.support.sessions import counting_graph
-from tests.support.waiting import HANG_SECS
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow]
 
@@ -113,49 +111,89 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "143  ended by SIGTERM" in shown
 
 
-@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("checkpoints",), ("plot", "x.json", "--steps", "0")], ids=str)
-def test_what_is_not_understood(arguments: tuple[str, ...]) -> None:
+def test_what_is_not_understood() -> None:
     """It says how it is used, with exit code 2."""
-    done = command(*arguments)
-    assert done.returncode == 2
-    assert "usage: python -m aiohooks" in done.stderr
+    for arguments in ((), ("nonsense",), ("checkpoints",)):
+        done = command(*arguments)
+        assert done.returncode == 2
+        assert "usage: python -m aiohooks" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        (("run", "train:main", "--workers", "-1"), "--workers: give a number of at least 0"),
-        (("run", "train:main", "--max-restarts", "few"), "--max-restarts: give a number of at least 0"),
-        (("run", "train:main", "--grace-secs", "soon"), "--grace-secs: give seconds, 0 or more"),
-        (("run", "train:main", "--grace-secs", "inf"), "--grace-secs: give seconds, 0 or more"),
-        (("plot", "trace.json", "--steps", "0"), "--steps: give a number of at least 1"),
-        (("plot", "trace.json", "--steps", "all"), "--steps: give a number of at least 1"),
-    ],
-)
-def test_numbers_that_are_none(arguments: tuple[str, ...], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says what is wanted, and names nothing of the library."""
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert capsys.readouterr().err.strip().endswith(wanted)
+JOBS = """
+async def main(task): ...
+async def taskless(): ...
+def plain(task): ...
+"""
+REFUSED = {
+    "run jobs": "'jobs' does not name a function; give module:function, such as train:main",
+    "run jobs:": "'jobs:' does not name a function",
+    "run a/jobs:main": "'a/jobs:main' does not name a function",
+    "run jobs.py:main": "'jobs.py:main' has the name of a file; give that of the module: jobs:main",
+    "run jobbs:main": "there is no module 'jobbs' in ",
+    "run jobs.inner:main": "there is no module 'jobs.inner' in ",
+    "run jobs:mains": "jobs has no function of this name; give a coroutine function that takes the task; did you mean 'main'",
+    "run jobs:plain": "jobs has 'plain', which is <function plain",
+    "run jobs:taskless": "which is called with the Task: too many positional arguments",
+    "run jobs:main --store memory://": "store='memory://' is for one process",
+    "run jobs:main --store redsi://h": "unknown kind of step store 'redsi'; did you mean 'redis'",
+    "run jobs:main --run ": "run='': give a printable name",
+    "run jobs:main --address h:1": "--address h:1 is for --engine ray",
+    "run jobs:main --engine ray --store redis://:secret@h": "--store is for --engine local",
+    "run jobs:main --engine slurm": "argument --engine: invalid choice: 'slurm'",
+    "run jobs:main --workers -1": "argument --workers: give a number of at least 0\n",
+    "run jobs:main --max-restarts few": "argument --max-restarts: give a number of at least 0\n",
+    "run jobs:main --grace-secs soon": "argument --grace-secs: give seconds, 0 or more\n",
+    "run jobs:main --grace-secs inf": "argument --grace-secs: give seconds, 0 or more\n",
+    "plot trace.json --steps 0": "argument --steps: give a number of at least 1\n",
+    "plot trace.json --steps all": "argument --steps: give a number of at least 1\n",
+    "steps memory://": "memory:// is a store within one process",
+    "steps redsi://h": "did you mean 'redis'",
+    "steps /tmp/steps": "is not the beginning of a step store's URL",
+    "watch nowhere": "'nowhere' is no directory; give one of checkpoints",
+    "watch memory://": "memory:// is a store within one process",
+    "watch redsi://h": "did you mean 'redis'",
+    "watch http:///x": "names no host",
+    "compare a.csv b.csv": "No such file",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message has the value and what to give instead, never a password; nothing was started, and the exit code is 2."""
+    (tmp_path / "jobs.py").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "jobs", raising=False)
+    try:
+        code: object = main(line.split(" "))
+    except SystemExit as end:
+        code = end.code
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert REFUSED[line] in shown.err
+    assert "secret" not in shown.err
+
+
+def installed(folder: Path) -> Path:
+    """Make the program that an entry point makes, and return its path."""
+    program = folder / "aiohooks"
+    program.write_text(f"#!{sys.executable}\nimport sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    return program
 
 
 def test_the_installed_program_has_its_own_name(tmp_path: Path) -> None:
     """The program that an entry point makes calls `main`; its help and its errors have its name."""
-    program = tmp_path / "aiohooks"
-    program.write_text("import sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
-    assert (done.returncode, done.stderr.split()[:2]) == (2, ["usage:", "aiohooks"])
-    done = subprocess.run(
-        [sys.executable, program, "steps", "nonsense"], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("aiohooks: 'nonsense' is not the beginning of a step store's URL")
+    line = [str(installed(tmp_path))]
+    assert processes.run(line, env=ENVIRONMENT).stderr.startswith("usage: aiohooks ")
+    done = processes.run([*line, "steps", "nonsense"], env=ENVIRONMENT)
+    assert (done.returncode, done.stderr.split(" is ")[0]) == (2, "aiohooks: 'nonsense'")
 
 
 def test_output_that_no_one_reads(tmp_path: Path) -> None:
     """`aiohooks checkpoints DIR | head -0` ends without a traceback."""
     line = f"{sys.executable} -m aiohooks checkpoints {tmp_path} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run([program("bash"), "-c", line], capture_output=True, text=True, timeout=HANG_SECS, env=ENVIRONMENT)
+    done = processes.run([program("bash"), "-c", line], env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (1, "")
 
 
@@ -177,13 +215,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 )
 def test_a_shell_completes(tmp_path: Path, line: str, words: list[str]) -> None:
     """In a real bash, commands, options and their values are completed by what `completion bash` has printed."""
-    installed = tmp_path / "aiohooks"
-    installed.write_text(f"#!{sys.executable}\nimport sys\nfrom aiohooks.__main__ import main\nsys.exit(main())\n")
-    installed.chmod(0o755)
-    environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{ENVIRONMENT['PATH']}"}
-    done = subprocess.run(
-        [program("bash"), "-c", COMPLETED, "bash", line], capture_output=True, text=True, timeout=HANG_SECS, env=environment
-    )
+    environment = {**ENVIRONMENT, "PATH": f"{installed(tmp_path).parent}:{ENVIRONMENT['PATH']}"}
+    done = processes.run([program("bash"), "-c", COMPLETED, "bash", line], env=environment)
     assert [word.strip() for word in done.stdout.splitlines()] == words, done.stderr
 
 

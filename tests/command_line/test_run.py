@@ -6,13 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from aiohooks.__main__ import main
 from tests.support.commands import ENVIRONMENT, command, start_command
 from tests.support.waiting import HANG_SECS
 
@@ -56,11 +54,6 @@ async def hangs(task):
     say("started")
     await asyncio.Event().wait()
 
-def plain(task):
-    pass
-
-async def taskless():
-    pass
 """
 
 
@@ -107,67 +100,15 @@ def test_a_task_that_dies(jobs: Path) -> None:
     assert "TaskDiedError: the worker 1" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["jobs"], "'jobs' does not name a function; give module:function, such as train:main"),
-        (["jobs:"], "'jobs:' does not name a function"),
-        (["a/jobs:main"], "'a/jobs:main' does not name a function"),
-        (["jobs.py:main"], "'jobs.py:main' has the name of a file; give that of the module: jobs:main"),
-        (["jobbs:main"], "there is no module 'jobbs' in "),
-        (["jobs.inner:main"], "there is no module 'jobs.inner' in "),
-        (["jobs:mains"], "jobs has no function of this name; give a coroutine function that takes the task; did you mean 'main'"),
-        (["jobs:plain"], "jobs has 'plain', which is <function plain"),
-        (["jobs:taskless"], "which is called with the Task: too many positional arguments"),
-        (["jobs:main", "--store", "memory://"], "store='memory://' is for one process"),
-        (["jobs:main", "--store", "redsi://h"], "unknown kind of step store 'redsi'; did you mean 'redis'"),
-        (["jobs:main", "--run", ""], "run='': give a printable name"),
-        (["jobs:main", "--address", "h:1"], "--address h:1 is for --engine ray"),
-        (["jobs:main", "--engine", "ray", "--store", "redis://:secret@h"], "--store is for --engine local"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_what_is_refused(
-    jobs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    """The message has the value and what to give instead, never a password; nothing was started, and the exit code is 2."""
-    monkeypatch.chdir(jobs)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "jobs", raising=False)
-    assert main(["run", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert message in shown.err
-    assert "secret" not in shown.err
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--workers", "-1"), ("--workers", "x"), ("--engine", "slurm"), ("--grace-secs", "-1")], ids=str
-)
-def test_options_that_are_refused(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    """They are refused with how the command is used."""
-    with pytest.raises(SystemExit) as end:
-        main(["run", "jobs:main", *arguments])
-    assert end.value.code == 2
-    assert f"argument {arguments[0]}:" in capsys.readouterr().err
-
-
-def test_a_module_that_raises(jobs: Path) -> None:
-    """Its own traceback is shown, also if it is another module that is missing; the exit code is 1."""
+def test_what_stops_a_run_before_it_starts(jobs: Path) -> None:
+    """The traceback of a module that cannot be imported, or, once and in a line, a step store that is not there."""
     (jobs / "broken.py").write_text("import does_not_exist\n")
     done = command("run", "broken:main", cwd=jobs)
-    assert done.returncode == 1
-    assert "No module named 'does_not_exist'" in done.stderr
-    assert "broken.py" in done.stderr
-    assert "the module 'broken' could not be imported" in done.stderr
-
-
-def test_a_step_store_that_is_not_there(jobs: Path) -> None:
-    """It is found before any process is started, and said once."""
-    (jobs / "file").write_text("")
-    done = command("run", "jobs:main", "--store", f"local://{jobs}/file", cwd=jobs)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
+    for text in ("No module named 'does_not_exist'", "broken.py", "the module 'broken' could not be imported"):
+        assert text in done.stderr
+    done = command("run", "jobs:main", "--store", f"local://{jobs}/broken.py", cwd=jobs)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert "Not a directory" in done.stderr
 
 

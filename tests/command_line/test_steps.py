@@ -62,20 +62,6 @@ def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("url", "code", "message"),
-    [
-        ("memory://", 2, "memory:// is a store within one process"),
-        ("redsi://h", 2, "did you mean 'redis'"),
-        ("/tmp/steps", 2, "is not the beginning of a step store's URL"),
-    ],
-)
-def test_a_url_that_is_refused(url: str, code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is named, with what to give instead."""
-    assert main(["steps", url]) == code
-    assert message in capsys.readouterr().err
-
-
 @pytest.fixture
 async def _stream() -> None:
     await first_stream()

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks.__main__ import main
 from aiohooks._command_line import watch
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.local import _notify
@@ -286,22 +285,6 @@ async def test_what_is_no_service() -> None:
     with watching(f"http://127.0.0.1:{port}") as watch:
         await watch.line_with(f"failed: no service answers at 127.0.0.1:{port}; start the service, or correct the URL")
         assert await watch.ended() == 1
-
-
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        (["nowhere"], "'nowhere' is no directory; give one of checkpoints"),
-        (["memory://"], "memory:// is a store within one process"),
-        (["redsi://h"], "did you mean 'redis'"),
-        (["http:///x"], "names no host"),
-    ],
-)
-def test_what_cannot_be_watched(targets: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is refused before anything is followed."""
-    assert main(["watch", *targets]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, message in shown.err) == ("", True)
 
 
 async def test_a_terminal(tmp_path: Path) -> None:

@@ -51,6 +51,14 @@ def losses() -> Any:
     return step
 
 
+async def run_steps(step: Any, *hooks: Any, feeds: Any = None, **options: Any) -> ah.AsyncMonitoredSession:
+    """Make the steps of a session until it stops, and return it."""
+    async with ah.AsyncMonitoredSession(step, hooks, **options) as session:
+        async for _ in session.steps(feeds=feeds):
+            pass
+    return session
+
+
 def do_nothing(number: int) -> None:
     """Make a step of which only the loss is seen."""
 

@@ -20,7 +20,7 @@ from aiohooks.adapters.lightning import LightningCallbacks
 from aiohooks.adapters.transformers import TrainerCallbacks
 from aiohooks.hooks import Evaluation
 from aiohooks.testing import FaultInjectionHook
-from tests.adapters.callbacks.loops import LightningModule, lightning_trainer, trainer_arguments
+from tests.adapters.callbacks.loops import LightningModule, lightning_trainer, run_steps, trainer_arguments
 from tests.support.sessions import NO_BACKOFF
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -88,9 +88,7 @@ async def test_a_run_that_is_cut_ends_where_a_whole_one_does(
         made = make(folder)
         creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked=made.tracked), checkpoint_dir=folder)
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=every))
-        async with ah.AsyncMonitoredSession(creator, [*made.hooks, saver, *hooks], recovery=NO_BACKOFF) as session:
-            async for _ in session.steps():
-                pass
+        session = await run_steps(creator, *made.hooks, saver, *hooks, recovery=NO_BACKOFF)
         return session.global_step.latest.step, made.seen()
 
     async def step(global_step: int) -> dict[str, float]:

@@ -8,14 +8,28 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.ignite import HooksForIgnite
 from aiohooks.adapters.keras import HooksForKeras
+from aiohooks.adapters.lightning import HooksForLightning
+from aiohooks.adapters.transformers import HooksForTrainer
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import RecordingHook
-from tests.adapters.callbacks.loops import KerasModel, Loop, StepsHook, fit_keras, ignite_engine
+from tests.adapters.callbacks.loops import (
+    KerasModel,
+    LightningModule,
+    Loop,
+    StepsHook,
+    TrainerModel,
+    fit_keras,
+    ignite_engine,
+    lightning_trainer,
+    loader,
+    train_trainer,
+)
 from tests.support.waiting import HANG_SECS
 
 RUN = ["before_run", "after_run"]
@@ -224,6 +238,44 @@ def test_a_stop_between_two_steps_begins_no_run(loop: Loop) -> None:
     loop([hook, Stopping()], 5, made.append)
     assert phases(hook) == ["begin", "after_create_session", "end", "close"]
     assert made in ([], [1])
+
+
+def keras_continues(hooks: list[Any]) -> None:
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+    fit_keras(model, [], 2)
+    with HooksForKeras(hooks) as callback:
+        fit_keras(model, [callback], 2)
+
+
+def lightning_continues(hooks: list[Any]) -> None:
+    trainer = lightning_trainer([])
+    trainer.fit(LightningModule(), loader(2))
+    trainer.save_checkpoint("2.ckpt")
+    with HooksForLightning(hooks) as callback:
+        trainer = lightning_trainer([callback], max_epochs=2)
+        trainer.fit(LightningModule(), loader(2), ckpt_path="2.ckpt", weights_only=False)
+
+
+def ignite_continues(hooks: list[Any]) -> None:
+    engine = ignite_engine()
+    engine.load_state_dict({"iteration": 2, "epoch_length": 2, "max_epochs": 2})
+    with HooksForIgnite(engine, hooks):
+        engine.run([1, 2])
+
+
+def transformers_continues(hooks: list[Any]) -> None:
+    train_trainer(TrainerModel(), [], 4, save_strategy="steps", save_steps=2)
+    with HooksForTrainer(hooks) as callback:
+        train_trainer(TrainerModel(), [callback], 4, resume="trainer/checkpoint-2")
+
+
+@pytest.mark.parametrize("train", [keras_continues, lightning_continues, ignite_continues, transformers_continues])
+def test_hooks_continue_with_a_training_that_continues(train: Callable[[list[Any]], None]) -> None:
+    """A session in a training that continues, or restores a checkpoint, begins at its step."""
+    steps = StepsHook()
+    train([steps])
+    assert steps.steps == [2, 3, 4]
 
 
 def test_outside_of_the_block_it_is_refused() -> None:

@@ -12,7 +12,7 @@ from ignite.metrics import RunningAverage
 import aiohooks as ah
 from aiohooks.adapters.ignite import HooksForIgnite, IgniteHandlers
 from aiohooks.testing import RecordingHook
-from tests.adapters.callbacks.loops import StepsHook, evaluating, ignite_engine, losses
+from tests.adapters.callbacks.loops import evaluating, ignite_engine, losses, run_steps
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 
@@ -51,9 +51,7 @@ async def test_handlers_see_what_they_see_in_run(stop_after: int) -> None:
         return await step()
 
     hook = IgniteHandlers(engines[1], ["loss"], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(fed, [hook]) as session:
-        async for _ in session.steps(feeds=[10, 20] * 3):
-            pass
+    session = await run_steps(fed, hook, feeds=[10, 20] * 3)
     assert [one for one in in_session if one[0].startswith("ITER")] == [one for one in in_run if one[0].startswith("ITER")]
     assert [one[:4] for one in in_session] == [one[:4] for one in in_run]
     assert session.global_step.latest.step == min(stop_after, 6)
@@ -66,9 +64,7 @@ async def test_events_with_periods_and_results() -> None:
     engine.add_event_handler(Events.STARTED, lambda: seen.append(engine.state.epoch))
     hook = IgniteHandlers(engine)
     evaluator = evaluating(hook, "accuracy", 0.5, 0.5, every=3)
-    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook, ah.StopAtStepHook(last_step=5)]) as session:
-        async for _ in session.steps():
-            pass
+    await run_steps(losses(), evaluator, hook, ah.StopAtStepHook(last_step=5))
     assert seen == [0, 2, 4]
     assert engine.state.metrics == {"accuracy": 0.5}
 
@@ -97,9 +93,7 @@ async def test_an_interrupt_is_what_it_is_in_run() -> None:
         if kind == "run":
             engine.run(range(2), max_epochs=2)
             continue
-        async with ah.AsyncMonitoredSession(losses(), [IgniteHandlers(engine, steps_per_epoch=2)]) as session:
-            async for _ in session.steps():
-                pass
+        session = await run_steps(losses(), IgniteHandlers(engine, steps_per_epoch=2))
         assert session.global_step.latest.step == 3
     assert seen[0] == seen[1]
     assert seen[0][-1] == "INTERRUPT"
@@ -110,9 +104,7 @@ async def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixtur
     engine = Engine(lambda engine, batch: None)
     engine.add_event_handler(Events.GET_BATCH_STARTED | Events.DATALOADER_STOP_ITERATION, lambda: None)
     engine.add_event_handler(Events.ITERATION_COMPLETED, lambda: engine.terminate_epoch())
-    async with ah.AsyncMonitoredSession(losses(), [IgniteHandlers(engine), ah.StopAtStepHook(last_step=3)]) as session:
-        async for _ in session.steps():
-            pass
+    await run_steps(losses(), IgniteHandlers(engine), ah.StopAtStepHook(last_step=3))
     logged = [record.message for record in caplog.records if record.message.startswith("IgniteHandlers")]
     assert len(logged) == 2
     assert "handlers of GET_BATCH_STARTED, DATALOADER_STOP_ITERATION are not called" in logged[0]
@@ -174,15 +166,6 @@ def test_hooks_fetch_outputs_and_metrics() -> None:
         engine.run([1, 1])
     assert hook.results[0][0] == 2
     assert hook.results[1] == pytest.approx([2, 2])
-
-
-def test_hooks_continue_with_a_run_that_continues() -> None:
-    """A session in a run that is resumed begins at its iteration."""
-    engine, steps = ignite_engine(), StepsHook()
-    engine.load_state_dict({"iteration": 4, "epoch_length": 2, "max_epochs": 3})
-    with HooksForIgnite(engine, [steps]):
-        engine.run([1, 2])
-    assert steps.steps == [4, 5, 6]
 
 
 def test_an_error_that_a_handler_swallows_ends_the_session_cleanly() -> None:

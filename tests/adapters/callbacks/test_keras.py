@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.keras import HooksForKeras, KerasCallbacks
-from tests.adapters.callbacks.loops import KerasModel, StepsHook, evaluating, fit_keras, losses
+from tests.adapters.callbacks.loops import KerasModel, StepsHook, evaluating, fit_keras, losses, run_steps
 from tests.support.sessions import NO_BACKOFF
 from tests.support.waiting import HANG_SECS
 
@@ -27,32 +28,19 @@ class Recording(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self.record: list[Any] = []
         self.left = stop_after
+        for event in ("epoch_begin", "train_batch_begin", "train_batch_end", "epoch_end", "train_end", "test_begin", "test_end"):
+            setattr(self, f"on_{event}", partial(self.note, event))
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.record.append(("train_begin", logs, self.model.stop_training))
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.record.append(("epoch_begin", epoch, logs))
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.record.append(("batch_begin", batch, logs))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.record.append(("batch_end", batch, rounded(logs)))
-        self.left -= 1
-        if not self.left:
-            self.model.stop_training = True
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.record.append(("epoch_end", epoch, rounded(logs)))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        self.record.append(("train_end", rounded(logs)))
-
-
-def rounded(logs: Any) -> dict[str, float]:
-    """Return logs as far as Keras computes them, in 32 bits."""
-    return {name: round(float(value), 6) for name, value in logs.items()}
+    def note(self, event: str, *args: Any, **keywords: Any) -> None:
+        """Record a call, its logs as far as Keras computes them, in 32 bits."""
+        *position, logs = *args, *keywords.values()
+        self.record.append((event, *position, {name: round(float(value), 6) for name, value in (logs or {}).items()}))
+        if event == "train_batch_end":
+            self.left -= 1
+            self.model.stop_training = self.model.stop_training or not self.left
 
 
 class MeanModel(KerasModel):
@@ -77,9 +65,7 @@ async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
     in_fit, in_session = Recording(stop_after), Recording(stop_after)
     fit_keras(MeanModel(), [in_fit], 2, epochs=3)
     hook = KerasCallbacks([in_session], ["loss"], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(losses(), [hook, ah.StopAtStepHook(last_step=6)]) as session:
-        async for _ in session.steps():
-            pass
+    session = await run_steps(losses(), hook, ah.StopAtStepHook(last_step=6))
     assert in_session.record == in_fit.record
     assert session.global_step.latest.step == min(stop_after, 6)
     if stop_after < 6:
@@ -98,9 +84,7 @@ async def test_callbacks_of_keras_do_what_they_do_in_fit(tmp_path: Path) -> None
     stopping = keras.callbacks.EarlyStopping("val_accuracy", patience=2, mode="max", restore_best_weights=True)
     hook = KerasCallbacks([stopping, keras.callbacks.CSVLogger(tmp_path / "log.csv")], ["loss"], model=model, steps_per_epoch=2)
     evaluator = evaluating(hook, "val_accuracy", 0.5, 0.9, 0.8, 0.7, 0.6)
-    async with ah.AsyncMonitoredSession(step, [evaluator, hook]) as session:
-        async for _ in session.steps():
-            pass
+    session = await run_steps(step, evaluator, hook)
     assert session.global_step.latest.step == 8
     assert model.get_weights()[0].item() == 4  # of the second epoch
     assert (tmp_path / "log.csv").read_text().split()[:3] == ["epoch,loss,val_accuracy", "0,0.5,0.5", "1,0.5,0.9"]
@@ -108,24 +92,12 @@ async def test_callbacks_of_keras_do_what_they_do_in_fit(tmp_path: Path) -> None
 
 async def test_a_result_is_a_test() -> None:
     """As the validation in `fit`, it begins and ends a test, with the result as the logs of its end."""
-
-    class Tested(keras.callbacks.Callback):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.record: list[Any] = []
-
-        def on_test_begin(self, logs: Any = None) -> None:
-            self.record.append(("test_begin", logs))
-
-        def on_test_end(self, logs: Any = None) -> None:
-            self.record.append(("test_end", logs))
-
-    tested = Tested()
-    hook = KerasCallbacks([tested])
+    recording = Recording()
+    hook = KerasCallbacks([recording])
     async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
         hook.report(0, {"accuracy": 0.5})
         await session.run(())
-    assert tested.record == [("test_begin", {}), ("test_end", {"accuracy": 0.5})]
+    assert [one for one in recording.record if "test" in one[0]] == [("test_begin", {}), ("test_end", {"accuracy": 0.5})]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -155,7 +127,7 @@ async def test_logs_have_the_metrics_of_other_hooks() -> None:
     ends = [one for one in recording.record if one[0].endswith("_end")]
     of_last = {"cost": 0.75, "speed": 20}
     assert ends == [
-        *[("batch_end", 0, {"cost": 1.0, "speed": 10}), ("batch_end", 1, of_last)],
+        *[("train_batch_end", 0, {"cost": 1.0, "speed": 10}), ("train_batch_end", 1, of_last)],
         *[("epoch_end", 0, of_last), ("train_end", of_last)],
     ]
 
@@ -177,8 +149,8 @@ async def test_a_recovery_begins_the_epoch_again() -> None:
         await session.run(())
         await session.run(())
     assert [one[:2] for one in recording.record[1:-1]] == [
-        *[("epoch_begin", 0), ("batch_begin", 0), ("batch_end", 0), ("batch_begin", 1)],
-        *[("epoch_begin", 0), ("batch_begin", 1), ("batch_end", 1), ("epoch_end", 0)],
+        *[("epoch_begin", 0), ("train_batch_begin", 0), ("train_batch_end", 0), ("train_batch_begin", 1)],
+        *[("epoch_begin", 0), ("train_batch_begin", 1), ("train_batch_end", 1), ("epoch_end", 0)],
     ]
 
 
@@ -190,8 +162,8 @@ async def test_a_step_of_another_worker_may_end_an_epoch() -> None:
         await steps.advance(2)
         await session.run(())
     assert [one[:2] for one in recording.record[1:-1]] == [
-        *[("epoch_begin", 0), ("batch_begin", 0), ("batch_end", 0), ("epoch_end", 0)],
-        *[("epoch_begin", 1), ("batch_begin", 1), ("batch_end", 1), ("epoch_end", 1)],
+        *[("epoch_begin", 0), ("train_batch_begin", 0), ("train_batch_end", 0), ("epoch_end", 0)],
+        *[("epoch_begin", 1), ("train_batch_begin", 1), ("train_batch_end", 1), ("epoch_end", 1)],
     ]
 
 
@@ -213,7 +185,7 @@ async def test_a_hook_serves_one_session_after_the_other() -> None:
         await session.run(())
     assert session.stop_reason is None
     assert recording.record == [
-        *[("train_begin", {}, False), ("epoch_begin", 0, {}), ("batch_begin", 0, {}), ("batch_end", 0, {})],
+        *[("train_begin", {}, False), ("epoch_begin", 0, {}), ("train_batch_begin", 0, {}), ("train_batch_end", 0, {})],
         *[("epoch_end", 0, {}), ("train_end", {})],
     ]
 
@@ -246,27 +218,16 @@ async def test_callbacks_block_in_a_thread_only_if_asked(thread: bool) -> None:
 async def test_an_error_of_a_callback_is_that_of_the_run() -> None:
     """It names the hook; nothing of Keras is called then, as in `fit`."""
 
-    class Failing(Recording):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            raise LookupError("a callback")
+    def fail(batch: int, logs: Any = None) -> None:
+        raise LookupError("a callback")
 
-    failing = Failing()
+    failing = Recording()
+    failing.on_train_batch_end = fail
     with pytest.raises(LookupError, match="a callback") as raised:
         async with ah.AsyncMonitoredSession(losses(), [KerasCallbacks([failing])]) as session:
             await session.run(())
     assert "KerasCallbacks" in raised.value.__notes__[0]
-    assert [one[0] for one in failing.record] == ["train_begin", "epoch_begin", "batch_begin"]
-
-
-def test_hooks_count_the_steps_of_the_optimizer() -> None:
-    """A session in a `fit` that continues a training begins at its step."""
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
-    fit_keras(model, [], 3)
-    steps = StepsHook()
-    with HooksForKeras([steps]) as callback:
-        fit_keras(model, [callback], 2)
-    assert steps.steps == [3, 4, 5]
+    assert [one[0] for one in failing.record] == ["train_begin", "epoch_begin", "train_batch_begin"]
 
 
 def test_a_batch_that_does_not_exist_is_no_step() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,34 @@ from lightning.pytorch.loggers.logger import Logger
 import aiohooks as ah
 from aiohooks.adapters.lightning import HooksForLightning, LightningCallbacks
 from aiohooks.testing import RecordingHook
-from tests.adapters.callbacks.loops import LightningModule, StepsHook, evaluating, lightning_trainer, loader, losses
+from tests.adapters.callbacks.loops import LightningModule, evaluating, lightning_trainer, loader, losses, run_steps
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
+
+
+def of_batch_end(trainer: Any, outputs: Any, batch: Any, index: int) -> list[Any]:
+    metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    return [float(outputs["loss"]), batch, index, metrics]
+
+
+DETAILS: dict[str, Callable[..., Iterable[Any]]] = {
+    "setup": lambda trainer, stage: [str(stage)],
+    "on_fit_start": lambda trainer: [],
+    "on_train_start": lambda trainer: [trainer.should_stop],
+    "on_train_epoch_start": lambda trainer: [],
+    "on_train_batch_start": lambda trainer, batch, index: [batch, index],
+    "on_train_batch_end": of_batch_end,
+    "on_validation_start": lambda trainer: [trainer.validating],
+    "on_validation_epoch_start": lambda trainer: [],
+    "on_validation_epoch_end": lambda trainer: [trainer.callback_metrics["accuracy"].item()],
+    "on_validation_end": lambda trainer: [trainer.callback_metrics["accuracy"].item()],
+    "on_train_epoch_end": lambda trainer: [],
+    "on_train_end": lambda trainer: [trainer.validating],
+    "on_fit_end": lambda trainer: [],
+    "teardown": lambda trainer, stage: [str(stage)],
+    "on_exception": lambda trainer, error: [error],
+}
+"""What is recorded of each call, beside step and epoch."""
 
 
 class Recording(Callback):  # type: ignore[misc]
@@ -31,59 +58,15 @@ class Recording(Callback):  # type: ignore[misc]
     def __init__(self, stop_after: int = 100) -> None:
         self.record: list[Any] = []
         self.left = stop_after
+        for method in DETAILS:
+            setattr(self, method, partial(self.note, method))
 
-    def note(self, method: str, trainer: Any, module: Any, *details: Any) -> None:
+    def note(self, method: str, trainer: Any, module: Any, *args: Any, **keywords: Any) -> None:
         assert trainer.lightning_module is module.trainer.lightning_module is module
-        self.record.append((method, trainer.global_step, trainer.current_epoch, *details))
-
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self.note("setup", trainer, pl_module, str(stage))
-
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self.note("fit_start", trainer, pl_module)
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.note("train_start", trainer, pl_module, trainer.should_stop)
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.note("epoch_start", trainer, pl_module)
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.note("batch_start", trainer, pl_module, batch, batch_idx)
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        self.note("batch_end", trainer, pl_module, float(outputs["loss"]), batch, batch_idx, metrics)
-        self.left -= 1
-        if not self.left:
-            trainer.should_stop = True
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self.note("validation_start", trainer, pl_module, trainer.validating)
-
-    def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.note("validation_epoch_start", trainer, pl_module)
-
-    def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.note("validation_epoch_end", trainer, pl_module, trainer.callback_metrics["accuracy"].item())
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self.note("validation_end", trainer, pl_module, trainer.callback_metrics["accuracy"].item())
-
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self.note("epoch_end", trainer, pl_module)
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.note("train_end", trainer, pl_module, trainer.validating)
-
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self.note("fit_end", trainer, pl_module)
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self.note("teardown", trainer, pl_module, str(stage))
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.note("exception", trainer, pl_module, exception)
+        self.record.append((method, trainer.global_step, trainer.current_epoch, *DETAILS[method](trainer, *args, **keywords)))
+        if method == "on_train_batch_end":
+            self.left -= 1
+            trainer.should_stop = trainer.should_stop or not self.left
 
 
 @pytest.mark.parametrize("stop_after", [100, 4, 5])
@@ -98,9 +81,7 @@ async def test_a_callback_sees_what_it_sees_in_fit(stop_after: int) -> None:
         return {"loss": torch.tensor(values["loss"])}
 
     hook = LightningCallbacks(lightning_trainer([in_session]), LightningModule(), ["loss"], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(fed, [hook]) as session:
-        async for _ in session.steps(feeds=list(loader(2)) * 3):
-            pass
+    session = await run_steps(fed, hook, feeds=list(loader(2)) * 3)
     assert in_session.record == in_fit.record
     assert session.global_step.latest.step == min(stop_after, 6)
 
@@ -158,9 +139,7 @@ async def test_loggers_get_what_they_get_in_fit(every: int) -> None:
         return {"loss": module.training_step(batch, int(batch))}
 
     hook = LightningCallbacks(in_session, module, optimizers=[optimizer], steps_per_epoch=4)
-    async with ah.AsyncMonitoredSession(step, [hook]) as session:
-        async for _ in session.steps(feeds=list(loader(4)) * 3):
-            pass
+    await run_steps(step, hook, feeds=list(loader(4)) * 3)
     assert in_session.logger.record == in_fit.logger.record
     assert in_session.logger.record[-1] == "success"
     assert in_session.callback_metrics.keys() == in_fit.callback_metrics.keys()
@@ -193,9 +172,7 @@ async def test_what_has_no_effect_is_logged_once(caplog: pytest.LogCaptureFixtur
 
     callbacks = [Clips(), LambdaCallback(on_after_backward=print), GradientAccumulationScheduler({0: 2})]
     hook = LightningCallbacks(lightning_trainer(callbacks), LightningModule(), steps_per_epoch=1)
-    async with ah.AsyncMonitoredSession(losses(), [hook, ah.StopAtStepHook(last_step=3)]) as session:
-        async for _ in session.steps():
-            pass
+    await run_steps(losses(), hook, ah.StopAtStepHook(last_step=3))
     assert [record.message.split()[1:4] for record in caplog.records if record.name == "aiohooks.adapters"] == [
         ["on_before_optimizer_step", "of", "Clips"],
         ["on_after_backward", "of", "LambdaCallback"],
@@ -220,11 +197,9 @@ async def test_a_result_is_a_validation() -> None:
 
     values = losses()
     evaluator = evaluating(hook, "accuracy", 0.5)
-    async with ah.AsyncMonitoredSession(step, [evaluator, hook, ah.StopAtStepHook(last_step=2)]) as session:
-        async for _ in session.steps():
-            pass
+    await run_steps(step, evaluator, hook, ah.StopAtStepHook(last_step=2))
     assert [one for one in in_session.record if "batch" not in one[0]] == [one for one in in_fit.record if "batch" not in one[0]]
-    assert len([one for one in in_fit.record if one[0].startswith("validation")]) == 4
+    assert len([one for one in in_fit.record if one[0].startswith("on_validation")]) == 4
 
 
 async def test_callbacks_of_lightning_do_what_they_do_in_fit(tmp_path: Path) -> None:
@@ -236,9 +211,7 @@ async def test_callbacks_of_lightning_do_what_they_do_in_fit(tmp_path: Path) -> 
     optimizer = torch.optim.SGD(module.parameters(), 0.25)
     hook = LightningCallbacks(trainer, module, ["loss"], optimizers=[optimizer], steps_per_epoch=2)
     evaluator = evaluating(hook, "val_accuracy", 0.5, 0.9, 0.8, 0.7, 0.6)
-    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook]) as session:
-        async for _ in session.steps():
-            pass
+    session = await run_steps(losses(), evaluator, hook)
     assert session.global_step.latest.step == 8
     assert session.stop_reason == "EarlyStopping has requested it"
     saved: Any = torch.load(saving.best_model_path, weights_only=False)
@@ -258,7 +231,7 @@ async def test_a_failure_is_passed_on() -> None:
     with pytest.raises(LookupError):
         async with ah.AsyncMonitoredSession(step, [hook]) as session:
             await session.run(())
-    assert [one[0] for one in recording.record[-2:]] == ["batch_start", "exception"]
+    assert [one[0] for one in recording.record[-2:]] == ["on_train_batch_start", "on_exception"]
     assert recording.record[-1][-1] is error
 
 
@@ -285,7 +258,7 @@ async def test_a_step_begins_at_the_step_of_the_session() -> None:
         await session.run(())
         await store.advance(3)
         await session.run(())
-    assert [one[1] for one in recording.record if one[0] == "batch_start"] == [0, 4]
+    assert [one[1] for one in recording.record if one[0] == "on_train_batch_start"] == [0, 4]
 
 
 def test_hooks_fetch_what_the_module_logs() -> None:
@@ -300,16 +273,3 @@ def test_hooks_fetch_what_the_module_logs() -> None:
     with HooksForLightning([hook]) as callback:
         lightning_trainer([callback]).fit(Module(), loader(1))
     assert [value.item() for value in hook.results[0]] == [7, 1]
-
-
-def test_hooks_continue_with_a_training_that_continues(tmp_path: Path) -> None:
-    """A session in a `fit` that restores a checkpoint begins at its batch."""
-    trainer = lightning_trainer([])
-    trainer.fit(LightningModule(), loader(3))
-    trainer.save_checkpoint(tmp_path / "3.ckpt")
-    steps = StepsHook()
-    with HooksForLightning([steps]) as callback:
-        lightning_trainer([callback], max_epochs=2).fit(
-            LightningModule(), loader(3), ckpt_path=tmp_path / "3.ckpt", weights_only=False
-        )
-    assert steps.steps == [3, 4, 5, 6]

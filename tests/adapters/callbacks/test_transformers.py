@@ -12,8 +12,15 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 import aiohooks as ah
 from aiohooks.adapters.transformers import HooksForTrainer, TrainerCallbacks
-from aiohooks.testing import RecordingHook
-from tests.adapters.callbacks.loops import StepsHook, TrainerModel, evaluating, losses, train_trainer, trainer_arguments
+from tests.adapters.callbacks.loops import (
+    StepsHook,
+    TrainerModel,
+    evaluating,
+    losses,
+    run_steps,
+    train_trainer,
+    trainer_arguments,
+)
 from tests.support.checks import refused
 
 pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
@@ -62,9 +69,7 @@ async def test_a_callback_sees_what_it_sees_in_train(stop_after: int, options: d
     options = {"num_train_epochs": 3, **options}
     train_trainer(TrainerModel(), [in_train], 2, **options)
     hook = TrainerCallbacks([in_session], trainer_arguments(**options), ["loss"], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
-        async for _ in session.steps():
-            pass
+    session = await run_steps(losses(), hook)
     if options.get("logging_steps", 1) == 1 and "logging_strategy" not in options:
         assert [one[:4] for one in in_session.record] == [(*one[:3], one[3] and pytest.approx(one[3])) for one in in_train.record]
     else:  # a Trainer logs means of the steps since it logged
@@ -112,9 +117,7 @@ async def test_a_result_is_passed_on_as_in_train() -> None:
     ).train()
     hook = TrainerCallbacks([in_session], trainer_arguments(**EVALUATING), ["loss"], steps_per_epoch=6)
     evaluator = evaluating(hook, "eval_loss", *losses_of_evaluation)
-    async with ah.AsyncMonitoredSession(losses(), [evaluator, hook, ah.StopAtStepHook(last_step=6)]) as session:
-        async for _ in session.steps():
-            pass
+    await run_steps(losses(), evaluator, hook, ah.StopAtStepHook(last_step=6))
     assert in_session.record == in_train.record
     assert len(in_train.record) == 6
     assert (hook.state.best_metric, hook.state.best_global_step) == (0.3, 4)
@@ -123,9 +126,7 @@ async def test_a_result_is_passed_on_as_in_train() -> None:
 async def test_callbacks_of_transformers_do_what_they_do_in_train() -> None:
     """`EarlyStoppingCallback` stops by what an evaluation reports."""
     hook = TrainerCallbacks([EarlyStoppingCallback(early_stopping_patience=2)], trainer_arguments(**EVALUATING), ["loss"])
-    async with ah.AsyncMonitoredSession(losses(), [evaluating(hook, "eval_loss", 0.5, 0.3, 0.4, 0.6, 0.7), hook]) as session:
-        async for _ in session.steps():
-            pass
+    session = await run_steps(losses(), evaluating(hook, "eval_loss", 0.5, 0.3, 0.4, 0.6, 0.7), hook)
     assert session.global_step.latest.step == 8
     assert session.stop_reason == "a callback of TrainerCallbacks has requested it"
 
@@ -140,9 +141,7 @@ async def test_a_resumed_session_continues_with_its_state(tmp_path: Path, of_cal
         creator = ah.ChiefSessionCreator(losses(), checkpoint_dir=tmp_path)
         saver, stop = ah.CheckpointSaverHook(), ah.StopAtStepHook(last_step=last_step)
         evaluator = evaluating(hook, "eval_loss", *results)
-        async with ah.AsyncMonitoredSession(creator, [evaluator, hook, saver, stop]) as session:
-            async for _ in session.steps():
-                pass
+        session = await run_steps(creator, evaluator, hook, saver, stop)
         return session.global_step.latest.step
 
     first, second = (
@@ -179,9 +178,7 @@ async def test_what_a_callback_asks_for_in_vain_is_logged_once(caplog: pytest.Lo
 
     arguments = trainer_arguments(eval_strategy="steps", eval_steps=1, max_steps=3)
     hook = TrainerCallbacks([Asks()], arguments, optimizer="optimizer", lr_scheduler="scheduler")
-    async with ah.AsyncMonitoredSession(losses(), [hook]) as session:
-        async for _ in session.steps():
-            pass
+    await run_steps(losses(), hook)
     logged = [record.message for record in caplog.records if "has no effect in a session" in record.message]
     assert [message.split()[1] for message in logged] == ["control.should_epoch_stop", "control.should_save"]
     assert given == [("optimizer", "scheduler")] * 3
@@ -234,12 +231,3 @@ def test_a_step_of_several_batches_is_one_run() -> None:
         train_trainer(TrainerModel(made.append), [callback], 4, gradient_accumulation_steps=2)
     assert made == [1, 2, 3, 4]
     assert steps.steps == [0, 1, 2]
-
-
-def test_hooks_continue_with_a_training_that_continues() -> None:
-    """A session in a `train` that restores a checkpoint begins at its step."""
-    train_trainer(TrainerModel(), [], 3, save_strategy="steps", save_steps=2)
-    steps, hook = StepsHook(), RecordingHook()
-    with HooksForTrainer([steps, hook]) as callback:
-        train_trainer(TrainerModel(), [callback], 3, resume="trainer/checkpoint-2")
-    assert steps.steps == [2, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import pickle
 import threading
@@ -88,6 +89,12 @@ def session_of(*hooks: Any, beside: Any = (), **options: Any) -> ah.AsyncMonitor
     """Return a session over the current graph, with hooks of TensorFlow and others."""
     creator = TensorFlowSessionCreator(options.pop("creator", None))
     return ah.AsyncMonitoredSession(creator, [TensorFlowHooks(hooks), *beside], recovery=NO_BACKOFF, **options)
+
+
+async def train(*hooks: Any, feed_dict: Any = None, **options: Any) -> None:
+    """Make one run."""
+    async with session_of(*hooks, **options) as session:
+        await session.run("train", feed_dict)
 
 
 class Pair(NamedTuple):
@@ -217,14 +224,9 @@ async def test_errors_are_those_of_both() -> None:
 async def test_an_error_names_its_hook() -> None:
     """An error has the hook and its method as a note; TensorFlow's own is the cause of the one that is raised."""
     hook = failing("after_run", tf.errors.AbortedError(None, None, "lost"), at=1)
-    singular = ah.AsyncSingularMonitoredSession(TensorFlowSessionCreator(), [TensorFlowHooks([hook])])
-
-    async def use() -> None:
-        async with singular as session:
-            await session.run("train")
-
     with pytest.raises(tf.errors.AbortedError, match="lost") as caught:
-        await use()
+        async with ah.AsyncSingularMonitoredSession(TensorFlowSessionCreator(), [TensorFlowHooks([hook])]) as session:
+            await session.run("train")
     assert type(caught.value.__cause__) is tf.errors.AbortedError
     assert caught.value.__notes__[0] == "raised by Recording.after_run"
     assert "end" not in hook.phases()
@@ -237,17 +239,12 @@ async def test_end_of_every_hook_is_called() -> None:
         raise OSError("disk full")
 
     hooks = [Recording(end=fail), Recording(), Recording(end=fail)]
-
-    async def use(*hooks: Recording) -> None:
-        async with session_of(*hooks):
-            pass
-
     with pytest.raises(ExceptionGroup) as caught:
-        await use(*hooks)
+        await train(*hooks)
     assert [str(error) for error in caught.value.exceptions] == ["disk full", "disk full"]
     assert all(hook.phases()[-1] == "end" for hook in hooks)
     with pytest.raises(OSError, match="disk full"):
-        await use(*hooks[:2])
+        await train(*hooks[:2])
 
 
 class WithThread:
@@ -272,8 +269,7 @@ class WithThread:
 async def test_threads_learn_of_the_end_and_are_joined() -> None:
     """`should_stop` and `wait_for_stop` of TensorFlow's coordinator end the threads of hooks, which are waited for."""
     threads = WithThread(lambda coord: coord.wait_for_stop())
-    async with session_of(threads.hook) as session:
-        await session.run("train")
+    await train(threads.hook)
     assert threads.ended == 1
     async with session_of(threads.hook) as session:
         session.request_stop("by the caller")
@@ -282,54 +278,34 @@ async def test_threads_learn_of_the_end_and_are_joined() -> None:
 
 async def test_a_thread_stops_the_session() -> None:
     """`request_stop` of TensorFlow's coordinator stops the session, and ends its waits."""
-    go = threading.Event()
-
-    def work(coord: Any) -> None:
-        go.wait()
-        coord.request_stop()
-
-    async with session_of(WithThread(work).hook) as session:
-        go.set()
+    async with session_of(WithThread(lambda coord: coord.request_stop()).hook) as session:
         await session.until(asyncio.Event().wait())
     assert session.stop_reason == "TensorFlow's coordinator was requested to stop"
 
 
-async def test_the_error_of_a_thread_fails_the_session_once() -> None:
-    """An error that a thread reports to TensorFlow's coordinator ends a wait and is raised, the same object, without `end`."""
-    error = OSError("the reader failed")
-
-    def work(_: Any) -> None:
-        raise error
-
-    threads = WithThread(work)
-
-    async def use() -> None:
-        async with session_of(threads.hook) as session:
-            await session.until(asyncio.Event().wait())
-
-    with pytest.raises(OSError, match="the reader failed") as caught:
-        await use()
-    assert caught.value is error
-    assert not any("and then" in note for note in caught.value.__notes__)
-    assert "end" not in threads.hook.phases()
-
-
-async def test_the_error_of_a_thread_is_recovered_from() -> None:
-    """If a session recovers from it, the next one has a coordinator and threads of its own."""
-    failed: list[bool] = []
+@pytest.mark.parametrize("kind", [OSError, tf.errors.AbortedError])
+async def test_the_error_of_a_thread_is_that_of_the_session(kind: Any) -> None:
+    """It ends a wait and is raised once, the same object, without `end`; or a new session has a coordinator and threads."""
+    errors = [OSError("the reader failed") if kind is OSError else kind(None, None, "the reader was moved")]
+    (error,) = errors
 
     def work(coord: Any) -> None:
-        if not failed:
-            failed.append(True)
-            raise tf.errors.AbortedError(None, None, "the reader was moved")
+        if errors:
+            raise errors.pop()
         coord.wait_for_stop()
 
     threads = WithThread(work)
-    async with session_of(threads.hook) as session:
-        while not session.status().recoveries:
-            await session.run("train")
-    assert threads.hook.phases().count("after_create_session") == 2
-    assert threads.ended == 2
+    with pytest.raises(OSError, match="the reader failed") if kind is OSError else contextlib.nullcontext() as caught:
+        async with session_of(threads.hook) as session:
+            while not session.status().recoveries:
+                await session.run("train")
+                await session.until(asyncio.sleep(0))
+    if caught is not None:
+        assert caught.value is error
+        assert not any("and then" in note for note in error.__notes__)
+        assert "end" not in threads.hook.phases()
+    else:
+        assert threads.hook.phases().count("after_create_session") == threads.ended == 2
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -397,15 +373,11 @@ async def test_feeds_do_not_conflict() -> None:
     def feeding(key: Any) -> Recording:
         return Recording(before_run=lambda _: tf.train.SessionRunArgs(None, {key: 2.0}))
 
-    async def use(*hooks: Any, feed_dict: Any = None) -> None:
-        async with session_of(*hooks) as session:
-            await session.run("train", feed_dict)
-
-    await use(feeding(x))
+    await train(feeding(x))
     with pytest.raises(ah.errors.FeedConflictError, match="Recording feeds x:0, which another hook feeds as well"):
-        await use(feeding(x), feeding("x:0"))
+        await train(feeding(x), feeding("x:0"))
     with pytest.raises(ah.errors.FeedConflictError, match=r"'x:0' by TensorFlowHooks.before_run and the caller"):
-        await use(feeding(x), feed_dict={"x:0": 3.0})
+        await train(feeding(x), feed_dict={"x:0": 3.0})
 
 
 async def test_hooks_of_this_library_work_beside_them() -> None:
@@ -460,13 +432,8 @@ async def test_the_global_step_has_its_name_wherever_it_is() -> None:
 @pytest.mark.parametrize("name", ["loss", "loss:0"])
 async def test_a_loss_that_is_nan_is_found_by_name(name: str) -> None:
     """A hook of this library gets the value, however the loss is named."""
-
-    async def train() -> None:
-        async with session_of(beside=[ah.NanHook(name)]) as session:
-            await session.run("train", {"x": float("nan")})
-
     with pytest.raises(ah.errors.NanLossDuringTrainingError, match=f"'{name}' = nan"):
-        await train()
+        await train(feed_dict={"x": float("nan")}, beside=[ah.NanHook(name)])
 
 
 @pytest.mark.may_leak  # the server of TensorFlow cannot be closed
