@@ -22,7 +22,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +288,7 @@ async def cost(dispatchers: Sequence[Dispatcher], make: Callable[[], Hook], coun
         async with AsyncExitStack() as stack:
             hooks = [make() for _ in range(COST_HOOKS)]
             lanes = {one.name: repeated(await stack.enter_async_context(one.connect(hooks))) for one in dispatchers}
-            yield Setup(lanes, [Figure(name, None, itemgetter(name), itemgetter(BASELINE)) for name in lanes])
+            yield Setup(lanes, [Figure(name, None, name, BASELINE) for name in lanes])
 
     return {result.work: result.ours_secs or 0.0 for result in await measure(SECTION, row, counts)}
 

@@ -47,12 +47,12 @@ TINY = Counts(rounds=1, slice_secs=0.0, parked=20, woken=20, checkpoint_bytes=4_
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of the table: `ours` in relation to `theirs`; without a bar it is for information."""
+    """One line of the table: `ours` in relation to `theirs`, each a lane or made of several; without a bar for information."""
 
     work: str
     bar: float | None
-    ours: Callable[[Times], float]
-    theirs: Callable[[Times], float]
+    ours: str | Callable[[Times], float]
+    theirs: str | Callable[[Times], float]
     unit: str = "us"
     """What the times are printed in; a row about memory has bytes in place of seconds, and prints "MB"."""
 
@@ -201,8 +201,9 @@ async def _rounds(setup: Setup, times: Mapping[str, int], rounds: int) -> list[T
 
 
 def _result(row: str, figure: Figure, rounds: Sequence[Times]) -> Result:
-    ours = [figure.ours(times) for times in rounds]
-    theirs = [figure.theirs(times) for times in rounds]
+    ours, theirs = (
+        [times[one] if isinstance(one, str) else one(times) for times in rounds] for one in (figure.ours, figure.theirs)
+    )
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, middle, high = statistics.quantiles(ratios, method="inclusive") if len(ratios) > 1 else ratios * 3
     return Result(

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import count
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +174,12 @@ async def background_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
                 ),
             },
             [
-                Figure(f"{work} / a blocking np.savez and fsync", 0.15, itemgetter("one core"), itemgetter("savez")),
+                Figure(f"{work} / a blocking np.savez and fsync", 0.15, "one core", "savez"),
                 Figure(
                     "the same, where training uses every core and replaces every variable meanwhile",
                     None,
-                    itemgetter("all cores"),
-                    itemgetter("savez of layers"),
+                    "all cores",
+                    "savez of layers",
                 ),
             ],
             most_times=1,
@@ -203,10 +202,8 @@ async def checkpoint_mirror(counts: Counts) -> AsyncIterator[Setup]:
                 "savez": blocking_writes(directory, lambda file: np.savez(file, **dict[str, Any](plain.variables.snapshot()))),
             },
             [
-                Figure(
-                    f"{work} and its mirror / a blocking np.savez and fsync", None, itemgetter("mirrored"), itemgetter("savez")
-                ),
-                Figure("the same without a mirror", None, itemgetter("plain"), itemgetter("savez")),
+                Figure(f"{work} and its mirror / a blocking np.savez and fsync", None, "mirrored", "savez"),
+                Figure("the same without a mirror", None, "plain", "savez"),
             ],
             most_times=1,
             most_rounds=5,
@@ -235,13 +232,8 @@ async def checkpoint_restore(counts: Counts) -> AsyncIterator[Setup]:
         yield Setup(
             lanes,
             [
-                Figure(
-                    f"restore of {size}, verified / safetensors' load_file",
-                    1.3,
-                    itemgetter("large"),
-                    itemgetter("large by safetensors"),
-                ),
-                Figure(f"the same of {many:,} small arrays", 1.5, itemgetter("small"), itemgetter("small by safetensors")),
+                Figure(f"restore of {size}, verified / safetensors' load_file", 1.3, "large", "large by safetensors"),
+                Figure(f"the same of {many:,} small arrays", 1.5, "small", "small by safetensors"),
             ],
             most_times=1,
             most_rounds=9,
@@ -270,16 +262,8 @@ async def checkpoint_memory(counts: Counts) -> AsyncIterator[Setup]:
         yield Setup(
             {"write": write, "in flight": in_flight, "variables": all_of_it},
             [
-                Figure(
-                    f"memory that the write of {name} takes / its size", 0.05, itemgetter("write"), itemgetter("variables"), "MB"
-                ),
-                Figure(
-                    "the same, and the old values of all variables, replaced meanwhile",
-                    1.1,
-                    itemgetter("in flight"),
-                    itemgetter("variables"),
-                    "MB",
-                ),
+                Figure(f"memory that the write of {name} takes / its size", 0.05, "write", "variables", "MB"),
+                Figure("the same, and the old values of all variables, replaced meanwhile", 1.1, "in flight", "variables", "MB"),
             ],
             most_times=1,
             most_rounds=3,

@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import aiohooks as ah
@@ -90,15 +89,8 @@ async def against_aiosignal(counts: Counts) -> AsyncIterator[Setup]:
             "aiosignal": repeated(partial(signal.send, "started")),
         },
         [
-            Figure(
-                "a group of 5 hooks that cannot wait / aiosignal calls the same five in turn",
-                1.1,
-                itemgetter("group"),
-                itemgetter("aiosignal"),
-            ),
-            Figure(
-                "the same, where the class does not say what is returned", 1.1, itemgetter("unannotated"), itemgetter("aiosignal")
-            ),
+            Figure("a group of 5 hooks that cannot wait / aiosignal calls the same five in turn", 1.1, "group", "aiosignal"),
+            Figure("the same, where the class does not say what is returned", 1.1, "unannotated", "aiosignal"),
         ],
     )
 
@@ -125,18 +117,13 @@ async def silent_group(counts: Counts) -> AsyncIterator[Setup]:
             "seldom gathered": repeated(partial(gathered, seldom)),
         },
         [
-            Figure(
-                "a group of 5 hooks that cannot wait / asyncio.gather of the same five",
-                0.06,
-                itemgetter("group"),
-                itemgetter("gather"),
-            ),
-            Figure("the same / awaiting the five in turn", None, itemgetter("group"), itemgetter("in turn")),
+            Figure("a group of 5 hooks that cannot wait / asyncio.gather of the same five", 0.06, "group", "gather"),
+            Figure("the same / awaiting the five in turn", None, "group", "in turn"),
             Figure(
                 "a group of 5 hooks with an await that is not reached / asyncio.gather of the same five",
                 bar(0.3, 0.9, 0.45 if sys.version_info >= (3, 12) else 0.95),
-                itemgetter("seldom"),
-                itemgetter("seldom gathered"),
+                "seldom",
+                "seldom gathered",
             ),
         ],
     )
@@ -166,16 +153,9 @@ async def suspending_group(counts: Counts) -> AsyncIterator[Setup]:
             "waiting TaskGroup": repeated(partial(task_group, waiting)),
         },
         [
-            Figure(
-                "a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five",
-                most,
-                itemgetter("group"),
-                itemgetter("TaskGroup"),
-            ),
-            Figure("the same, each waits for a future", most, itemgetter("waiting"), itemgetter("waiting TaskGroup")),
-            Figure(
-                "5 hooks that suspend once / asyncio.gather of the same five", None, itemgetter("group"), itemgetter("gather")
-            ),
+            Figure("a group of 5 hooks that suspend once / an asyncio.TaskGroup of the same five", most, "group", "TaskGroup"),
+            Figure("the same, each waits for a future", most, "waiting", "waiting TaskGroup"),
+            Figure("5 hooks that suspend once / asyncio.gather of the same five", None, "group", "gather"),
         ],
     )
 
@@ -201,10 +181,7 @@ async def making_groups(counts: Counts) -> AsyncIterator[Setup]:
         },
         [
             Figure(
-                "making a group of 5 hooks of a class seen before / five calls of inspect.signature",
-                3.0,
-                itemgetter("group"),
-                itemgetter("signatures"),
+                "making a group of 5 hooks of a class seen before / five calls of inspect.signature", 3.0, "group", "signatures"
             ),
             Figure(
                 "one hook of a group of 4,000 / of 100", 1.5, lambda times: times["many"] / many, lambda times: times["few"] / few
@@ -235,14 +212,7 @@ async def run_in_turn(counts: Counts) -> AsyncIterator[Setup]:
     async with ah.AsyncMonitoredSession(step, hooks) as session:
         yield Setup(
             {"run": repeated(partial(session.run, "step", {"batch": 1.0})), "by hand": repeated(by_hand)},
-            [
-                Figure(
-                    "a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn",
-                    7.0,
-                    itemgetter("run"),
-                    itemgetter("by hand"),
-                )
-            ],
+            [Figure("a run with 5 no-op hooks / awaiting the step and the ten coroutines in turn", 7.0, "run", "by hand")],
         )
 
 
@@ -265,14 +235,7 @@ async def background_observer(counts: Counts) -> AsyncIterator[Setup]:
     async with ah.AsyncMonitoredSession(slow_step, [observer]) as session:
         yield Setup(
             {"observed": repeated(partial(session.run, "slow_step")), "alone": repeated(slow_step)},
-            [
-                Figure(
-                    "a step of 10 ms, observed as long in the background / the step alone",
-                    1.1,
-                    itemgetter("observed"),
-                    itemgetter("alone"),
-                )
-            ],
+            [Figure("a step of 10 ms, observed as long in the background / the step alone", 1.1, "observed", "alone")],
             most_times=10,
             most_rounds=20,
         )
@@ -317,10 +280,10 @@ async def feeds_ahead(counts: Counts) -> AsyncIterator[Setup]:
             Figure(
                 "step, feed and observer of 10 ms each, 100 steps with prefetch=1 and background=True / the steps alone",
                 1.15,
-                itemgetter("loop"),
-                itemgetter("alone"),
+                "loop",
+                "alone",
             ),
-            Figure("the same / feed, step and observer in turn", 0.45, itemgetter("loop"), itemgetter("in turn")),
+            Figure("the same / feed, step and observer in turn", 0.45, "loop", "in turn"),
         ],
         most_times=1,
         most_rounds=5,

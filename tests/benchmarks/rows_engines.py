@@ -7,11 +7,11 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from operator import itemgetter
+from functools import partial
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup, imported
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, imported, repeated
 from tests.benchmarks.rows_hooks import HOOKS, NoOpHook
 
 
@@ -20,13 +20,7 @@ async def nothing(batch: int) -> None:
 
 
 def _stepping(session: ah.AsyncMonitoredSession) -> Lane:
-    async def lane(times: int) -> float:
-        began = time.perf_counter()
-        for batch in range(times):
-            await session.run("nothing", {"batch": batch})
-        return time.perf_counter() - began
-
-    return lane
+    return repeated(partial(session.run, "nothing", {"batch": 1}))
 
 
 @asynccontextmanager
@@ -42,18 +36,8 @@ async def against_ignite(counts: Counts) -> AsyncIterator[Setup]:
                 "two events": _iterating(engines.Engine, completed, started),
             },
             [
-                Figure(
-                    "a run with 5 no-op hooks / an iteration of pytorch-ignite with 5 handlers",
-                    1.0,
-                    itemgetter("aiohooks"),
-                    itemgetter("one event"),
-                ),
-                Figure(
-                    "the same / 5 handlers before and 5 after the iteration",
-                    1.0,
-                    itemgetter("aiohooks"),
-                    itemgetter("two events"),
-                ),
+                Figure("a run with 5 no-op hooks / an iteration of pytorch-ignite with 5 handlers", 1.0, "aiohooks", "one event"),
+                Figure("the same / 5 handlers before and 5 after the iteration", 1.0, "aiohooks", "two events"),
             ],
         )
 
@@ -90,8 +74,8 @@ async def against_tensorflow(counts: Counts) -> AsyncIterator[Setup]:
                         Figure(
                             "a run with 5 no-op hooks / TensorFlow's MonitoredSession with 5 no-op hooks",
                             0.2,
-                            itemgetter("aiohooks"),
-                            itemgetter("original"),
+                            "aiohooks",
+                            "original",
                         )
                     ],
                 )
@@ -111,24 +95,19 @@ async def tensorflow_hooks(counts: Counts) -> AsyncIterator[Setup]:
             with tf.train.MonitoredSession(hooks=_no_op_hooks(tf)) as original:
                 yield Setup(
                     {
-                        "step": _awaiting(session, step),
+                        "step": repeated(partial(session.run, step)),
                         "original step": _running(original, step),
-                        "empty": _awaiting(session, empty),
+                        "empty": repeated(partial(session.run, empty)),
                         "original empty": _running(original, empty),
                     },
                     [
                         Figure(
                             "a step over TensorFlow's graph with 5 no-op hooks of TensorFlow / in its MonitoredSession",
                             1.2,
-                            itemgetter("step"),
-                            itemgetter("original step"),
+                            "step",
+                            "original step",
                         ),
-                        Figure(
-                            "the same with a step that only adds 1 to the global step",
-                            None,
-                            itemgetter("empty"),
-                            itemgetter("original empty"),
-                        ),
+                        Figure("the same with a step that only adds 1 to the global step", None, "empty", "original empty"),
                     ],
                     most_times=200,
                 )
@@ -150,16 +129,6 @@ def _no_op_hooks(tf: Any) -> list[Any]:
             pass
 
     return [NoOp() for _ in range(HOOKS)]
-
-
-def _awaiting(session: ah.AsyncMonitoredSession, train: Any) -> Lane:
-    async def lane(times: int) -> float:
-        began = time.perf_counter()
-        for _ in range(times):
-            await session.run(train)
-        return time.perf_counter() - began
-
-    return lane
 
 
 def _running(session: Any, train: Any) -> Lane:

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from operator import itemgetter
 
 from tests.benchmarks.measure import Counts, Figure, Lane, Setup
 
@@ -42,13 +41,8 @@ async def imports(counts: Counts) -> AsyncIterator[Setup]:
             "session": in_new_processes("from aiohooks import AsyncMonitoredSession"),
         },
         [
-            Figure("CPU of `import aiohooks` / `import anyio` with asyncio", BAR, itemgetter("front door"), itemgetter("anyio")),
-            Figure(
-                "`from aiohooks import AsyncMonitoredSession` / `import anyio` with asyncio",
-                BAR,
-                itemgetter("session"),
-                itemgetter("anyio"),
-            ),
+            Figure("CPU of `import aiohooks` / `import anyio` with asyncio", BAR, "front door", "anyio"),
+            Figure("`from aiohooks import AsyncMonitoredSession` / `import anyio` with asyncio", BAR, "session", "anyio"),
         ],
         most_times=1,
         most_rounds=31,

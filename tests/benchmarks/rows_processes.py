@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from operator import itemgetter
 
 from tests.benchmarks.measure import Counts, Figure, Lane, Setup, Times, repeated
 from tests.benchmarks.store_engine import Counter, Engine, engine_of, opened
@@ -75,7 +74,7 @@ def each(lane: str) -> Callable[[Times], float]:
     return lambda times: times[lane] / CALLERS
 
 
-OURS, BARE = itemgetter("ours"), itemgetter("bare")
+OURS, BARE = "ours", "bare"
 
 
 @asynccontextmanager
@@ -104,7 +103,7 @@ async def poll(name: str, _: Counts) -> AsyncIterator[Setup]:
     async with lanes_of(name) as (engine, row):
         what = f"{engine.title}: a wake in another process / a waiter that looks every 0.5 s, as TensorFlow's"
         lanes = {kind: await row.waking(kind, 1, 1) for kind in ("ours", "poll")}
-        yield Setup(lanes, [Figure(what, None, OURS, itemgetter("poll"))], most_times=1, most_rounds=20)
+        yield Setup(lanes, [Figure(what, None, OURS, "poll")], most_times=1, most_rounds=20)
 
 
 @asynccontextmanager

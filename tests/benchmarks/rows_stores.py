@@ -6,11 +6,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from operator import itemgetter
 from typing import Any
 
 import aiohooks as ah
-from tests.benchmarks.measure import Counts, Figure, Lane, Setup
+from tests.benchmarks.measure import Counts, Figure, Lane, Setup, repeated
 
 FAR = 10**12
 """A step that is not reached here."""
@@ -25,30 +24,13 @@ async def advance_past_waiters(counts: Counts) -> AsyncIterator[Setup]:
     assert crowded.statistics().waiting == counts.parked
     try:
         yield Setup(
-            {"crowded": _advancing(crowded), "lonely": _advancing(lonely)},
-            [
-                Figure(
-                    f"advance with {counts.parked:,} parked waiters, none due / with none parked",
-                    1.2,
-                    itemgetter("crowded"),
-                    itemgetter("lonely"),
-                )
-            ],
+            {"crowded": repeated(crowded.advance), "lonely": repeated(lonely.advance)},
+            [Figure(f"advance with {counts.parked:,} parked waiters, none due / with none parked", 1.2, "crowded", "lonely")],
         )
     finally:
         await crowded.aclose()
         await asyncio.gather(*waits, return_exceptions=True)
         await lonely.aclose()
-
-
-def _advancing(store: ah.StepStore) -> Lane:
-    async def lane(times: int) -> float:
-        began = time.perf_counter()
-        for _ in range(times):
-            await store.advance()
-        return time.perf_counter() - began
-
-    return lane
 
 
 @asynccontextmanager
@@ -67,12 +49,10 @@ async def wake_waiters(counts: Counts) -> AsyncIterator[Setup]:
                 Figure(
                     f"waking {counts.woken:,} waiters at one step, until all have run / setting as many futures",
                     2.0,
-                    itemgetter("store"),
-                    itemgetter("futures"),
+                    "store",
+                    "futures",
                 ),
-                Figure(
-                    "the call alone: advance / set_result of each", 2.0, itemgetter("store's call"), itemgetter("futures' calls")
-                ),
+                Figure("the call alone: advance / set_result of each", 2.0, "store's call", "futures' calls"),
             ],
             most_times=1,
             most_rounds=40,

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -120,8 +119,8 @@ async def torch_loop(counts: Counts) -> AsyncIterator[Setup]:
                     Figure(
                         "500 steps of 1 ms in torch, with a checkpoint, log and records / the bare loop",
                         1.1,
-                        itemgetter("session"),
-                        itemgetter("by hand"),
+                        "session",
+                        "by hand",
                     )
                 ],
                 most_times=1,
@@ -155,7 +154,7 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
         by_hand = ByHand([tensor.numpy() for tensor in network.model.state_dict().values()])
         stack.callback(by_hand.threads.shutdown)
         work = f"training time lost to a checkpoint of {counts.checkpoint_bytes / 1e6:,.3g} MB of torch state"
-        theirs = itemgetter("torch.save")
+        theirs = "torch.save"
         yield Setup(
             {
                 "hook": training.lost_to(training.saved),
@@ -165,10 +164,10 @@ async def torch_checkpoint(counts: Counts) -> AsyncIterator[Setup]:
                 "copy": by_hand.copy_alone,
             },
             [
-                Figure(f"{work} / a blocking torch.save and fsync", 0.15, itemgetter("hook"), theirs),
-                Figure("the same by hand: a copy, and a thread that writes and syncs it", None, itemgetter("by hand"), theirs),
-                Figure("that copy alone", None, itemgetter("copy"), theirs),
-                Figure("the same with torch.distributed.checkpoint.async_save", None, itemgetter("async_save"), theirs),
+                Figure(f"{work} / a blocking torch.save and fsync", 0.15, "hook", theirs),
+                Figure("the same by hand: a copy, and a thread that writes and syncs it", None, "by hand", theirs),
+                Figure("that copy alone", None, "copy", theirs),
+                Figure("the same with torch.distributed.checkpoint.async_save", None, "async_save", theirs),
             ],
             most_times=1,
             most_rounds=15,

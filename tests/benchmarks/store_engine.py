@@ -29,6 +29,25 @@ class Counter(Protocol):
         ...
 
 
+class Waits:
+    """What waits in this process, by hand: a future for each, with its step."""
+
+    def __init__(self) -> None:
+        self.steps: dict[asyncio.Future[None], int] = {}
+
+    async def park(self, step: int) -> None:
+        """Wait until the step is seen."""
+        wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.steps[wait] = step
+        await wait
+
+    def wake(self, seen: int) -> None:
+        """Wake those whose step is seen."""
+        for wait in [wait for wait, step in self.steps.items() if step <= seen]:
+            del self.steps[wait]
+            wait.set_result(None)
+
+
 Opened = Callable[[str], AbstractAsyncContextManager[Counter]]
 """Opens a counter at a URL."""
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from aiohooks.stores.local._notify import MODIFY, Inotify
-from tests.benchmarks.store_engine import Engine
+from tests.benchmarks.store_engine import Engine, Waits
 
 SCHEME = "local://"
 _STEP = struct.Struct("=Q")
@@ -37,17 +37,14 @@ class Bare:
         self._inotify = Inotify()
         self._inotify.add(file, MODIFY)
         asyncio.get_running_loop().add_reader(self._inotify.fd, self._changed)
-        self._waits: dict[asyncio.Future[None], int] = {}
+        self._waits = Waits()
 
     def _read(self) -> int:
         return int(_STEP.unpack(os.pread(self._fd, _STEP.size, 0) or bytes(_STEP.size))[0])
 
     def _changed(self) -> None:
         os.read(self._inotify.fd, 4096)
-        step = self._read()
-        for wait in [wait for wait, wanted in self._waits.items() if wanted <= step]:
-            del self._waits[wait]
-            wait.set_result(None)
+        self._waits.wake(self._read())
 
     async def advance(self) -> int:
         fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -58,9 +55,7 @@ class Bare:
 
     async def wait_for(self, step: int) -> None:
         if self._read() < step:
-            wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waits[wait] = step
-            await wait
+            await self._waits.park(step)
 
     def close(self) -> None:
         """Stop watching."""

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.js.api import DeliverPolicy, StreamConfig
 from nats.js.client import JetStreamContext
 
-from tests.benchmarks.store_engine import Engine
+from tests.benchmarks.store_engine import Engine, Waits
 from tests.support.store_servers import running
 
 
@@ -29,7 +29,7 @@ class Bare:
 
     def __init__(self, stream: JetStreamContext) -> None:
         self._stream = stream
-        self._waits: dict[asyncio.Future[None], int] = {}
+        self._waits = Waits()
         self._seen = 0
         self._listening: asyncio.Future[None] | None = None
 
@@ -45,16 +45,12 @@ class Bare:
             )
             self._listening = asyncio.ensure_future(self._listen(subscription))
         if step > self._seen:
-            wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waits[wait] = step
-            await wait
+            await self._waits.park(step)
 
     async def _listen(self, subscription: JetStreamContext.PushSubscription) -> None:
         async for message in subscription.messages:
             self._seen = int(message.data)
-            for wait in [wait for wait, step in self._waits.items() if step <= self._seen]:
-                del self._waits[wait]
-                wait.set_result(None)
+            self._waits.wake(self._seen)
 
     def stop(self) -> None:
         """Stop listening."""

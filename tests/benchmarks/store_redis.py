@@ -12,7 +12,7 @@ from typing import Any
 
 import redis.asyncio
 
-from tests.benchmarks.store_engine import Engine
+from tests.benchmarks.store_engine import Engine, Waits
 from tests.support.store_servers import running
 
 STREAM = "bare"
@@ -30,7 +30,7 @@ class Bare:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._waits: dict[asyncio.Future[None], int] = {}
+        self._waits = Waits()
         self._begun = asyncio.Event()
         self._seen = 0
 
@@ -39,23 +39,18 @@ class Bare:
         return int(found.partition(b"-")[2])
 
     async def wait_for(self, step: int) -> None:
-        if step <= self._seen:
-            return
-        wait: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waits[wait] = step
-        self._begun.set()
-        await wait
+        if step > self._seen:
+            self._begun.set()
+            await self._waits.park(step)
 
     async def listen(self) -> None:
         """Read for all waits of this process."""
         while True:
             await self._begun.wait()
             self._begun.clear()
-            reply: Any = await self._client.xread({STREAM: f"1-{min(self._waits.values()) - 1}"}, block=0)
+            reply: Any = await self._client.xread({STREAM: f"1-{min(self._waits.steps.values()) - 1}"}, block=0)
             self._seen = int(reply[0][1][-1][0].partition(b"-")[2])
-            for wait in [wait for wait, step in self._waits.items() if step <= self._seen]:
-                del self._waits[wait]
-                wait.set_result(None)
+            self._waits.wake(self._seen)
 
 
 @asynccontextmanager
