@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from tests.support.source import ROOT
 
 # Every error and the class it derives from besides AiohooksError: what a caller would expect to catch.
 ERRORS: dict[str, type[BaseException] | None] = {
@@ -464,6 +466,14 @@ def test_what_is_public_is_explained(package: str) -> None:
         if not inspect.getdoc(getattr(thing, attribute))
     ]
     assert not silent
+
+
+@pytest.mark.parametrize("package", ["aiohooks", *PACKAGES])
+def test_what_is_public_is_on_a_page(package: str) -> None:
+    """A reader of docs/ or the README meets each public name."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    words = {word for page in pages for word in re.findall(r"\w+", page.read_text(encoding="utf-8"))}
+    assert [name for name in importlib.import_module(package).__all__ if name not in words] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
