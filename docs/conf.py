@@ -19,16 +19,22 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
-from tests.support.site import entries, public_bases
-from tests.support.source import defined_names, modules
+import aiohooks
+from tests.support.site import DESCRIPTION, REPOSITORY, SITE, entries, public_bases
+from tests.support.source import ROOT, defined_names, modules
 from tests.support.stand_ins import stand_ins
 
 project = "aiohooks"
 author = "The aiohooks authors"
 copyright = author
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx"]
+version = release = aiohooks.__version__
+extensions = [
+    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx", "sphinx.ext.linkcode"),
+    *("sphinx_copybutton", "sphinx_design", "sphinx_sitemap", "sphinxext.opengraph", "notfound.extension"),
+]
 
 myst_heading_anchors = 6
+myst_enable_extensions = ["colon_fence"]
 # Where there is a network: `python -m tests.support.site --inventories FOLDER`.
 intersphinx_mapping = {
     "python": ("https://docs.python.org/3", None),
@@ -43,6 +49,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
+autoclass_content = "both"  # the arguments are described where they are taken: in `__init__`
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
@@ -50,8 +57,22 @@ napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Attributes", "params_style")]
 
 html_theme = "furo"
-html_title = "aiohooks"
+html_title = f"aiohooks {release}"
+html_short_title = "aiohooks"
+html_baseurl = SITE
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_theme_options = {"source_repository": f"{REPOSITORY}/", "source_branch": "main", "source_directory": "docs/"}
+sitemap_url_scheme = "{link}"
+sitemap_show_lastmod = False
+ogp_site_url = SITE
+ogp_description_length = 200
+ogp_enable_meta_description = True
+ogp_social_cards = {"enable": False}
+notfound_urls_prefix = "/aiohooks/"
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what is printed is read, and not copied
 pygments_style, pygments_dark_style = "a11y-light", "a11y-dark"  # all of whose colors have enough contrast
 html_show_sphinx = False
 
@@ -69,6 +90,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-bases", show_public_bases)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("doctree-read", refer_to_names)
+    app.connect("html-page-context", fold_navigation, priority=900)  # after furo has made it
     app.connect("missing-reference", resolve_name)
 
 
@@ -176,3 +198,36 @@ def endings(paths: frozenset[str]) -> dict[str, set[str]]:
         for start in range(len(parts)):
             found[".".join(parts[start:])].add(path)
     return found
+
+
+# -- pages
+
+
+def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
+    """Return the address of the source of an object."""
+    thing: Any = sys.modules.get(info["module"])
+    for name in info["fullname"].split("."):
+        thing = getattr(thing, name, None)
+    thing = inspect.unwrap(thing.fget if isinstance(thing, property) and thing.fget else thing)
+    try:
+        file, (lines, first) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
+    except (TypeError, OSError):  # an attribute
+        return None
+    if file is None or not os.path.realpath(file).startswith(str(ROOT)):
+        return None
+    return f"{REPOSITORY}/blob/main/{os.path.relpath(os.path.realpath(file), ROOT)}#L{first}-L{first + len(lines) - 1}"
+
+
+def fold_navigation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Fold each part of the navigation that the page is not in; on the first page only the start is open."""
+    before, *parts = re.split(
+        r'<p class="caption"[^>]*><span class="caption-text">(.*?)</span></p>', context["furo_navigation_tree"]
+    )
+    folded = [before]
+    for number, (caption, pages) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
+        is_open = "current" in pages or (page == "index" and number == 0)
+        folded.append(f"<details{' open' * is_open}><summary>{caption}</summary>{pages}</details>")
+    context["furo_navigation_tree"] = "".join(folded)
+    context.setdefault("metatags", "")
+    if page == "index":
+        context["metatags"] += f'<meta name="description" content="{DESCRIPTION}" />'

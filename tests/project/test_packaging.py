@@ -27,7 +27,7 @@ TESTED_ELSEWHERE = {*smoke.SERVERS, "ray", "tensorflow", "keras", "lightning", "
 
 def test_the_version_is_in_one_place() -> None:
     """`aiohooks.__version__` is what is built, and what the command says."""
-    assert PROJECT["dynamic"] == ["version"]
+    assert "version" in PROJECT["dynamic"]
     assert re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", ah.__version__)
     said = subprocess.run([sys.executable, "-m", "aiohooks", "--version"], capture_output=True, text=True, check=True, cwd=ROOT)
     assert said.stdout == f"aiohooks {ah.__version__}\n"

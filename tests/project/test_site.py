@@ -89,6 +89,13 @@ def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
     assert {page.relative_to(DOCS) for page in DOCS.rglob("*.md")} <= listed
 
 
+def test_a_page_has_one_name() -> None:
+    """The list of all pages names each as its title does, and so does the navigation, which is made of that list."""
+    links = re.findall(r"\[([^\]]+)\]\(((?!\.\./)[^)#]+\.md)\)", (DOCS / "index.md").read_text(encoding="utf-8"))
+    titles = {page: (DOCS / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for _, page in links}
+    assert [(name, titles[page]) for name, page in links if name != titles[page]] == []
+
+
 GOOD = '<html lang="en"><title>A</title><h1 id="a">A</h1><a href="other.html#b">b</a><img src="p.png" alt="a picture">'
 
 

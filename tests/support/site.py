@@ -30,8 +30,10 @@ import aiohooks as ah
 from tests.support.site_checks import problems
 from tests.support.source import ROOT, imports, modules, tree
 from tests.support.stand_ins import stand_ins
+from tests.support.versions import PROJECT
 
 DOCS = ROOT / "docs"
+REPOSITORY, SITE, DESCRIPTION = (PROJECT["urls"]["Homepage"], PROJECT["urls"]["Documentation"], PROJECT["description"])
 # The public packages and modules, by the page of the API reference that has their names, in reading order.
 API_PAGES = {
     "session": ("aiohooks.session",),
@@ -87,9 +89,10 @@ def entries() -> dict[str, dict[str, Any]]:
     return {package: dict(sorted(things.items(), key=_order)) for package, things in found.items()}
 
 
-def _order(item: tuple[str, Any]) -> tuple[bool, str]:
-    # The base of all errors comes first.
-    return not item[0].endswith("AiohooksError"), item[0].rpartition(".")[2].lower()
+def _order(item: tuple[str, Any]) -> tuple[bool, bool, str]:
+    # First what most programs use: what `aiohooks` has itself. The base of all errors comes before the others.
+    path, name = item[0], item[0].rpartition(".")[2]
+    return name != "AiohooksError", path != f"aiohooks.{name}", name.lower()
 
 
 def package_of(module: str) -> str:
@@ -185,6 +188,18 @@ def write_sources(folder: Path) -> None:
         place.write_text(api_page(name), encoding="utf-8")
 
 
+def write_for_models(sources: Path, folder: Path) -> None:
+    """Put the Markdown of each page beside it, and the list of the pages as `llms.txt`: https://llmstxt.org."""
+    for page in sources.rglob("*.md"):
+        if "source" not in page.relative_to(sources).parts:
+            shutil.copy(page, folder / page.relative_to(sources))
+    pages = text_of(DOCS / "index.md").partition("\n## ")[2]
+    text = f"# aiohooks\n\n> {DESCRIPTION}\n\n## {pages}"
+    text = re.sub(r"(?<=\]\()(?!\.\./)([^)]+\.md)", rf"{SITE}\1", text)
+    text = re.sub(r"(?<=\]\()\.\./(?=[A-Z])([^)]+\.md)", lambda match: f"{SITE}project/{match[1].lower()}", text)
+    (folder / "llms.txt").write_text(re.sub(r"(?<=\]\()\.\./", f"{REPOSITORY}/blob/main/", text), encoding="utf-8")
+
+
 def place_of(path: Path) -> Path:
     """Return where the site has the page of a file or folder of the repository."""
     if path.is_relative_to(DOCS):
@@ -252,7 +267,10 @@ def build(folder: Path, *, inventories: bool = False) -> int:
         write_sources(sources)
         sphinx = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", "-E"]
         command = [*sphinx, "-d", f"{work}/doctrees", "-c", str(DOCS), str(sources), str(folder)]
-        return subprocess.run(command, env=environment, check=False).returncode
+        code = subprocess.run(command, env=environment, check=False).returncode
+        if code == 0:
+            write_for_models(sources, folder)
+        return code
 
 
 def missing_entries(folder: Path) -> list[str]:

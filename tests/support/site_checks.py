@@ -13,6 +13,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+SITE_PATH = "/aiohooks/"
+"""Where the site is on its host."""
 LEAST_CONTRAST = 4.5
 """Of text, by WCAG 2.1, level AA."""
 
@@ -94,7 +96,9 @@ def of_page(path: Path, pages: dict[Path, Page]) -> Iterator[str]:
         parts = urlsplit(link)
         if parts.scheme or parts.netloc:
             continue
-        target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+        # The page of what is not found has the addresses of the site, for it is shown at any other.
+        inside = parts.path.removeprefix(SITE_PATH) if path.name == "404.html" else parts.path
+        target = (path.parent / unquote(inside)).resolve() if inside else path
         if not target.is_file():
             yield f"the link {link} has no target"
         elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].ids:
