@@ -225,7 +225,7 @@ def fold_navigation(app: Sphinx, page: str, template: str, context: dict[str, An
     )
     folded = [before]
     for number, (caption, pages) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
-        is_open = "current" in pages or (page == "index" and number == 0)
+        is_open = "current-page" in pages or (page == "index" and number == 0)
         folded.append(f"<details{' open' * is_open}><summary>{caption}</summary>{pages}</details>")
     context["furo_navigation_tree"] = "".join(folded)
     context.setdefault("metatags", "")

@@ -148,18 +148,18 @@ DOING = {
 
 
 INTRO = f"""\
-# Which methods are called on which kind of end
+# Failure matrix: what is called on which kind of end
 
 <!-- Written by `python -m tests.support.failure_rules --write docs/explanations/failure-matrix.md`; change the rules there. -->
 
-Each row is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop is requested.
-Hook *i* misbehaves in its first call of the phase; for *run*, an operation that hook *i* fetches does. The columns
-show which hooks are called: *all*, *1 to i*, or none (-). The tests check every row for each *i*, with hooks that suspend
-and hooks that do not.
+Each column is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop is requested. Hook *i* misbehaves in
+its first call of the method that the heading names; for *run*, an operation that hook *i* fetches does. The rows show on which hooks
+each method is called: *all*, *1 to i*, or none (-). The tests check every column for each *i*, with hooks that suspend and hooks that
+do not.
 """
 
 NOTES = """
-Not shown in the table:
+## What the tables do not show
 
 - `begin` and `end` are called in turn, `close` in reverse order. The hooks of `after_create_session`, `before_run` and
   `after_run` overlap where they may wait. With *1 to i*, the hooks after *i* may therefore have been started too; they are
@@ -177,18 +177,22 @@ Not shown in the table:
 
 def page() -> str:
     """Return the documentation page."""
-    columns = ["phase", "hook *i*", *(f"`{name}`" for name in COLUMNS), "step", "the caller gets", "`close` gets"]
-    lines = [columns, ["---"] * len(columns), *(_row(*of, rule) for of, rule in RULES.items())]
-    return "\n".join([INTRO, *(f"| {' | '.join(line)} |" for line in lines), NOTES])
+    parts: list[str] = [INTRO]
+    for phase in dict.fromkeys(phase for phase, _ in RULES):
+        columns = [_column(phase, kind, RULES[phase, kind]) for kind in DOING]
+        names = [f"hook *i*, in `{phase}`", *(f"`{name}`" for name in COLUMNS), "step", "the caller gets", "`close` gets"]
+        heading, *rows = zip(names, *columns, strict=True)
+        lines = [heading, ["---"] * len(heading), *rows]
+        parts += [f"## In {phase}\n", *(f"| {' | '.join(line)} |" for line in lines), ""]
+    return "\n".join([*parts, NOTES.lstrip()])
 
 
-def _row(phase: str, kind: str, rule: Rule) -> list[str]:
+def _column(phase: str, kind: str, rule: Rule) -> list[str]:
     twice = ", twice" if rule.runs == RUNS else ""
     run = NONE
     if rule.run:
         run = f"{rule.runs} of {RUNS}" if rule.runs else "interrupted" if phase == "run" else "1, result lost"
     return [
-        phase,
         DOING[kind],
         rule.begin,
         "closed" if rule.create else NONE,
