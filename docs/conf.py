@@ -90,6 +90,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-bases", show_public_bases)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("doctree-read", refer_to_names)
+    app.connect("doctree-resolved", let_names_break)
     app.connect("html-page-context", fold_navigation, priority=900)  # after furo has made it
     app.connect("missing-reference", resolve_name)
 
@@ -216,6 +217,25 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
     if file is None or not os.path.realpath(file).startswith(str(ROOT)):
         return None
     return f"{REPOSITORY}/blob/main/{os.path.relpath(os.path.realpath(file), ROOT)}#L{first}-L{first + len(lines) - 1}"
+
+
+def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Let long names in tables break behind their parts, so that a table fits the page."""
+    for literal in doctree.findall(nodes.literal):
+        parts = re.findall(r".{4,}?(?:_|/|\.|::|\(|=|, ?|$)|.+$", literal.astext())
+        if len(literal.astext()) > 16 and in_table(literal):
+            literal.children = []
+            for part in parts:
+                literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
+
+
+def in_table(node: nodes.Node) -> bool:
+    """Return whether a node is in a cell of a table."""
+    while (above := node.parent) is not None:
+        if isinstance(above, nodes.entry):
+            return True
+        node = above
+    return False
 
 
 def fold_navigation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
