@@ -162,7 +162,7 @@ NOTES = """
 ## What the tables do not show
 
 - `begin` and `end` are called in turn, `close` in reverse order. The hooks of `after_create_session`, `before_run` and
-  `after_run` overlap where they may wait. With *1 to i*, the hooks after *i* may therefore have been started too; they are
+  `after_run` run concurrently where they may wait. With *1 to i*, the hooks after *i* may therefore have been started too; they are
   cancelled and awaited before the error is raised.
 - *closed*: every session that was created is closed, once. *step* is the global step afterwards.
 - *the error* is the same object that was raised. If several hooks raise, the caller gets one flat `ExceptionGroup`.
