@@ -11,18 +11,31 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support import processes
+from tests.support.commands import ENVIRONMENT
 from tests.support.needs import program
-from tests.support.pages import blocks, printed_blocks, python_blocks, run_blocks
+from tests.support.pages import Block, blocks, printed_blocks, python_blocks, run_blocks
 from tests.support.source import ROOT, own_functions, python_files, tree
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # The maximum number of blocks, over all pages, that start with `# not run: reason`.
 MOST_NOT_RUN = 3
 
-pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+START = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
+"""The pages whose blocks are programs."""
+PROGRAMS = [pytest.param(page, block, id=f"{page.name}:{block.line}") for page in START for block in python_blocks(page)]
+HOW_TO_RUN = "Blocks with `await` outside of a function are parts of one coroutine, in order: put them into `async def main()"
 
 
-@pages
+def each_of(pages: list[Path]) -> pytest.MarkDecorator:
+    """Run a test for each page."""
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+pages = each_of(PAGES)
+
+
+@each_of([page for page in PAGES if page not in START])
 def test_every_python_block_runs(
     page: Path,
     tmp_path: Path,
@@ -38,6 +51,33 @@ def test_every_python_block_runs(
     run_blocks(page, [block for block in python_blocks(page) if not (block.reason_not_run or block.framework)], capsys)
     errors = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
     assert not errors
+
+
+@pytest.mark.parametrize(("page", "block"), PROGRAMS)
+def test_a_block_of_the_start_is_a_program(page: Path, block: Block, tmp_path: Path) -> None:
+    """Saved alone as a file and run in a process of its own, it prints what the page says, and nothing that is a warning."""
+    file = tmp_path / "program.py"
+    file.write_text(block.text, encoding="utf-8")
+    command = [sys.executable, "-W", "error", str(file)]
+    done = processes.run(command, cwd=tmp_path, env=ENVIRONMENT)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done
+    assert done.stdout == printed_blocks(page)[block.line]
+
+
+@pages
+def test_a_page_with_parts_of_a_program_says_how_they_are_run(page: Path) -> None:
+    """A block that is no program by itself has an `await` outside of a function, and the page has a line about such blocks."""
+    parts = [block for block in python_blocks(page) if not is_program(block.text)]
+    assert not parts or HOW_TO_RUN in page.read_text(encoding="utf-8")
+
+
+def is_program(text: str) -> bool:
+    """Return whether a text can be compiled as a file."""
+    try:
+        compile(text, "", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def test_what_a_page_prints_is_found(tmp_path: Path) -> None:
