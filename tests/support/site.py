@@ -179,7 +179,7 @@ def write_sources(folder: Path) -> None:
         if page.suffix in (".png", ".svg"):
             shutil.copy(page, place)
         else:
-            text, targets = with_links(page, text_of(page))
+            text, targets = with_links(page, with_tabs(text_of(page)))
             place.write_text(text + contents_of(page, text), encoding="utf-8")
             waiting += targets
     for name in API_PAGES:
@@ -235,6 +235,17 @@ def with_links(page: Path, text: str) -> tuple[str, list[Path]]:
 
     parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(as_on_the_site, part) for number, part in enumerate(parts)), targets
+
+
+def with_tabs(text: str) -> str:
+    """Return the text with a tab for each bold line between the marks of tabs; in the repository they are read one by one."""
+
+    def as_tabs(match: re.Match[str]) -> str:
+        _, *parts = re.split(r"^\*\*(.+)\*\*$", match[1], flags=re.MULTILINE)
+        tabs = [f":::{{tab-item}} {name}\n{body.strip()}\n:::\n" for name, body in zip(parts[::2], parts[1::2], strict=True)]
+        return f"::::{{tab-set}}\n{''.join(tabs)}::::"
+
+    return re.sub(r"^<!-- tabs -->$(.*?)^<!-- end of tabs -->$", as_tabs, text, flags=re.MULTILINE | re.DOTALL)
 
 
 def contents_of(page: Path, text: str) -> str:

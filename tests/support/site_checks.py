@@ -15,6 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 SITE_PATH = "/aiohooks/"
 """Where the site is on its host."""
+UNNAMED = ("hidden", "checkbox", "submit", "radio")
+"""Fields without a name of their own, or with one in the label beside them."""
 LEAST_CONTRAST = 4.5
 """Of text, by WCAG 2.1, level AA."""
 
@@ -52,7 +54,7 @@ class Page(HTMLParser):
             self._open.append((tag, [name]))
         elif self._open:
             self._open[-1][1].append(name)
-        if tag == "input" and has.get("type") not in ("hidden", "checkbox", "submit") and not (name or has.get("placeholder")):
+        if tag == "input" and has.get("type") not in UNNAMED and not (name or has.get("placeholder")):
             self.problems.append(f"the field {has.get('name')} has no name")
 
     def handle_data(self, data: str) -> None:
