@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
+from tests.support.pictures import pictures
 from tests.support.site import (
     API_PAGES,
     DOCS,
@@ -87,6 +88,12 @@ def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
         for tree_of_contents in re.findall(r"```\{toctree\}\n(.*?)```", (tmp_path / page).read_text(encoding="utf-8"), re.DOTALL):
             listed |= {page.parent / f"{line}.md" for line in tree_of_contents.splitlines() if line and line[0] != ":"}
     assert {page.relative_to(DOCS) for page in DOCS.rglob("*.md")} <= listed
+
+
+def test_the_drawings_are_those_of_the_figures() -> None:
+    """`python -m tests.support.pictures` was called after the last change of the tables that they show."""
+    for name, svg in pictures().items():
+        assert (DOCS / "images" / name).read_text(encoding="utf-8") == svg, f"{name}: call python -m tests.support.pictures"
 
 
 def test_a_page_has_one_name() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import html
 import importlib
 import inspect
 import itertools
@@ -179,7 +180,7 @@ def write_sources(folder: Path) -> None:
         if page.suffix in (".png", ".svg"):
             shutil.copy(page, place)
         else:
-            text, targets = with_links(page, with_tabs(text_of(page)))
+            text, targets = with_links(page, with_drawings(page, with_tabs(text_of(page))))
             place.write_text(text + contents_of(page, text), encoding="utf-8")
             waiting += targets
     for name in API_PAGES:
@@ -235,6 +236,17 @@ def with_links(page: Path, text: str) -> tuple[str, list[Path]]:
 
     parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(as_on_the_site, part) for number, part in enumerate(parts)), targets
+
+
+def with_drawings(page: Path, text: str) -> str:
+    """Return the text with its SVG pictures as part of the page, whose colors they take then."""
+
+    def as_figure(match: re.Match[str]) -> str:
+        svg = (page.parent / match["file"]).resolve().read_text(encoding="utf-8")
+        alternative = html.escape(" ".join(match["alternative"].split()), quote=True)
+        return f'<figure class="drawing" aria-label="{alternative}">{svg.strip()}</figure>'
+
+    return re.sub(r"!\[(?P<alternative>[^\]]*)\]\((?P<file>[^)]+\.svg)\)", as_figure, text)
 
 
 def with_tabs(text: str) -> str:
