@@ -152,18 +152,18 @@ INTRO = f"""\
 
 <!-- Written by `python -m tests.support.failure_rules --write docs/explanations/failure-matrix.md`; change the rules there. -->
 
-Each column is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop is requested. Hook *i* misbehaves in
-its first call of the method that the heading names; for *run*, an operation that hook *i* fetches does. The rows show on which hooks
-each method is called: *all*, *1 to i*, or none (-). The tests check every column for each *i*, with hooks that suspend and hooks that
-do not.
+Each column is a session with {len(HOOKS)} hooks whose body calls `run` {RUNS} times unless a stop is requested. Hook *i*
+misbehaves in its first call of the method that the heading names; for *run*, an operation that hook *i* fetches does. The rows
+show on which hooks each method is called: *all*, *1 to i*, or none (-). The tests check every column for each *i*, with hooks
+that suspend and hooks that do not.
 """
 
 NOTES = """
 ## What the tables do not show
 
 - `begin` and `end` are called in turn, `close` in reverse order. The hooks of `after_create_session`, `before_run` and
-  `after_run` run concurrently where they may wait. With *1 to i*, the hooks after *i* may therefore have been started too; they are
-  cancelled and awaited before the error is raised.
+  `after_run` run concurrently where they may wait. With *1 to i*, the hooks after *i* may therefore have been started too; they
+  are cancelled and awaited before the error is raised.
 - *closed*: every session that was created is closed, once. *step* is the global step afterwards.
 - *the error* is the same object that was raised. If several hooks raise, the caller gets one flat `ExceptionGroup`.
 - `StopAsyncIteration`, `StopIteration` and `StopRequestedError` behave like `OutOfRangeError`. While the session is being
