@@ -21,7 +21,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # The maximum number of blocks, over all pages, that start with `# not run: reason`.
 MOST_NOT_RUN = 3
 
-START = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "start").glob("*.md"))]
+DOCS = ROOT / "docs"
+START = [ROOT / "README.md", DOCS / "index.md", DOCS / "guides" / "recipes.md", *sorted((DOCS / "start").glob("*.md"))]
 """The pages whose blocks are programs."""
 PROGRAMS = [pytest.param(page, block, id=f"{page.name}:{block.line}") for page in START for block in python_blocks(page)]
 HOW_TO_RUN = "Blocks with `await` outside of a function are parts of one coroutine, in order: put them into `async def main()"
