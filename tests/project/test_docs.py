@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 import subprocess
@@ -57,6 +58,8 @@ def test_every_python_block_runs(
 @pytest.mark.parametrize(("page", "block"), PROGRAMS)
 def test_a_block_of_the_start_is_a_program(page: Path, block: Block, tmp_path: Path) -> None:
     """Saved alone as a file and run in a process of its own, it prints what the page says, and nothing that is a warning."""
+    for package in re.findall(r"^(?:import|from) (\w+)", block.text, re.MULTILINE):
+        importlib.import_module(package)  # one that is missing leaves the program out
     file = tmp_path / "program.py"
     file.write_text(block.text, encoding="utf-8")
     command = [sys.executable, "-W", "error", str(file)]
