@@ -43,6 +43,16 @@ function seconds(value) {
   return value >= 1 ? `${number(value)} s` : value >= 1e-3 ? `${number(value * 1e3, 3)} ms` : `${number(value * 1e6, 3)} µs`;
 }
 
+// Each cell has the name of its column, which a narrow screen shows in place of the head.
+function table(id, rows, cells) {
+  const names = [...byId(id).closest("table").querySelectorAll("th")].map((one) => one.textContent);
+  byId(id).replaceChildren(...rows.map((row) => element("tr", null, ...cells(row).map((text, number) => {
+    const cell = element("td", text);
+    if (number) cell.dataset.name = names[number];
+    return cell;
+  }))));
+}
+
 function pairs(id, rows, grouped) {
   byId(id).replaceChildren(...rows.flatMap(([name, value]) => {
     const both = [element("dt", name), element("dd", value)];
@@ -54,7 +64,8 @@ function chart(tag, series) {
   const points = series.steps.map((step, index) => [step, series.values[index]]);
   const known = points.filter(([, value]) => value !== null);
   const last = known.length ? known[known.length - 1][1] : null;
-  const figure = element("figure", null, element("figcaption", null, element("span", tag), element("b", measured(last))));
+  const shown = element("b", measured(last));
+  const figure = element("figure", null, element("figcaption", null, element("span", tag), shown));
   if (!known.length) {
     figure.append(muted("p", element("span", "no value yet")));
     return figure;
@@ -76,10 +87,28 @@ function chart(tag, series) {
   picture.append(described);
   for (const height of [10, 80, 150]) picture.append(svgElement("line", { x1: 0, x2: 600, y1: height, y2: height }));
   picture.append(svgElement("path", { d: path }));
-  const values = high > low ? `${measured(low)} … ${measured(high)}` : measured(low);
-  const range = muted("div", ...[`step ${number(first)}`, values, `step ${number(end)}`].map((text) => element("span", text)));
+  const scale = muted("div", ...(high > low ? [high, low] : [low]).map((value) => element("span", measured(value))));
+  scale.classList.add("scale");
+  const range = muted("div", ...[`step ${number(first)}`, `step ${number(end)}`].map((text) => element("span", text)));
   range.classList.add("range");
-  figure.append(picture, range);
+  const drawn = element("div", null, picture, scale);
+  drawn.className = "drawn";
+  figure.append(drawn, range);
+  // The value at the pointer takes the place of the last one.
+  const pointer = svgElement("line", { class: "pointer", y1: 0, y2: 160, visibility: "hidden" });
+  picture.append(pointer);
+  drawn.addEventListener("pointermove", (event) => {
+    const box = picture.getBoundingClientRect();
+    const at = first + (end - first) * (event.clientX - box.left) / box.width;
+    const [step, value] = known.reduce((best, one) => (Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best));
+    for (const end of ["x1", "x2"]) pointer.setAttribute(end, x(step));
+    pointer.setAttribute("visibility", "visible");
+    shown.textContent = `${measured(value)} at step ${number(step)}`;
+  });
+  drawn.addEventListener("pointerleave", () => {
+    pointer.setAttribute("visibility", "hidden");
+    shown.textContent = measured(last);
+  });
   return figure;
 }
 
@@ -153,15 +182,12 @@ function show(report) {
     ], false);
   }
   byId("calls-part").hidden = !report.hook_calls.some((one) => one.failures || one.dropped || one.pending);
-  byId("calls").replaceChildren(...report.hook_calls.map((one) => element("tr", null,
-    element("td", one.disabled_since === null ? one.name : `${one.name} (disabled)`), element("td", number(one.calls)),
-    element("td", number(one.failures)), element("td", number(one.dropped)), element("td", number(one.pending)),
-    element("td", one.last_error ?? ""))));
+  table("calls", report.hook_calls, (one) => [
+    one.disabled_since === null ? one.name : `${one.name} (disabled)`,
+    number(one.calls), number(one.failures), number(one.dropped), number(one.pending), one.last_error ?? ""]);
   byId("hooks-part").hidden = !report.hooks.length;
-  byId("hooks").replaceChildren(...report.hooks.map((one) => element("tr", null,
-    element("td", one.hook), element("td", one.phase), element("td", number(one.calls)),
-    element("td", seconds(one.blocking_secs)), element("td", seconds(one.waiting_secs)),
-    element("td", seconds(one.longest_block_secs)))));
+  table("hooks", report.hooks, (one) => [
+    one.hook, one.phase, number(one.calls), seconds(one.blocking_secs), seconds(one.waiting_secs), seconds(one.longest_block_secs)]);
   byId("loop").textContent = report.loop
     ? `event loop: ${seconds(report.loop.mean_lag_secs)} late on average, ${seconds(report.loop.longest_lag_secs)} at most` : "";
 }
