@@ -193,7 +193,8 @@ async def main(options: argparse.Namespace) -> int | None:
 
     say(f"{made} steps in {secs:.2f} s: {made / secs:,.0f} steps per second")
     if last_step > options.steps:
-        say(f"{last_step - options.steps} of them had begun in other workers when step {options.steps} was reached: no run is cut off")
+        more = last_step - options.steps
+        say(f"{more} of them had begun in other workers when step {options.steps} was reached: no run is cut off")
     say(f"accuracy on {len(held_out['images'])} held-out images: {accuracy:.3f}")
     if last_step < options.steps:
         say(f"interrupted before step {options.steps}")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aiohooks.errors import StoreClosedError, StoreUnavailableError
-from aiohooks.stores import Position, RemoteStepStore, open_step_store
+from aiohooks.stores import Position, SharedStepStore, open_step_store
 from aiohooks.stores.nats import NatsStepStore
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing import check_step_store, step_store_checks
@@ -49,11 +49,11 @@ def run() -> str:
     return f"run {next(numbers)}"
 
 
-def store_of(server: Server, port: int | None = None, **options: Any) -> RemoteStepStore:
+def store_of(server: Server, port: int | None = None, **options: Any) -> SharedStepStore:
     """Return a store with short times."""
     url = server.url.replace(str(server.port), str(port or server.port))
     store = open_step_store(url, **{"run": "r", "heartbeat": 0.5, "lease_secs": 5.0, **options})
-    assert isinstance(store, RemoteStepStore)
+    assert isinstance(store, SharedStepStore)
     return store
 
 

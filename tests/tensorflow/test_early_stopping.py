@@ -34,6 +34,7 @@ def reports(monitor: str = "loss", **options: Any) -> EarlyStoppingHook:
 
 
 HIGH: dict[str, Any] = {"monitor": "accuracy", "mode": "max"}
+LONG = ah.Every(steps=9000)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,8 @@ HIGH: dict[str, Any] = {"monitor": "accuracy", "mode": "max"}
         ([reports(patience=ah.Every(steps=500))], 3500, False),
         # Any of several.
         *[
-            ([reports(**HIGH, stopping_threshold=good, name="a"), reports(**HIGH, patience=ah.Every(steps=long), name="b")], 0, expected)
-            for good, long, expected in ((0.95, 9000, False), (0.5, 9000, True), (0.95, 1000, True))
+            ([reports(**HIGH, stopping_threshold=good, name="a"), reports(**HIGH, patience=long, name="b")], 0, expected)
+            for good, long, expected in ((0.95, LONG, False), (0.5, LONG, True), (0.95, ah.Every(steps=1000), True))
         ],
     ],
 )  # fmt: skip
