@@ -70,7 +70,7 @@ async def test_a_second_writer_is_refused_until_the_first_has_died(tmp_path: Pat
     [
         *((note, None) for note in (b"", b"x", b"\xff", b"9" * 11, b"9" * 50, b"9" + b" " * 64)),
         *((note, 1234567890) for note in (b"1234567890\n", b"1234567890" + b" " * 54)),
-        (f"{os.getpid()}\n".encode(), os.getpid()),
+        pytest.param(f"{os.getpid()}\n".encode(), os.getpid(), id="own"),
     ],
 )
 async def test_a_holder_is_known_by_its_number(tmp_path: Path, note: bytes, pid: int | None) -> None:
