@@ -485,6 +485,11 @@ def _check_order(first: Callable[..., Any], function: Callable[..., Any], result
 _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 
 
+def lifecycle_of(group: HookGroup[Any]) -> Lifecycle:
+    """Return what a group knows of its class, for the checks of hooks."""
+    return group._lifecycle
+
+
 def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:
     """Return methods that a class leaves out, as the first hook that has them: with the same signature, and an empty body."""
     found: dict[str, Callable[..., Any]] = {}

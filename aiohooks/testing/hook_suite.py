@@ -18,7 +18,7 @@ from aiohooks._aio.cancel import new_task
 from aiohooks._aio.observers import observed_call
 from aiohooks._validate import is_coroutine_function
 from aiohooks.checkpoint.stateful import is_stateful
-from aiohooks.dispatch.group import HookGroup
+from aiohooks.dispatch.group import HookGroup, lifecycle_of
 from aiohooks.dispatch.hook import registration_of
 from aiohooks.dispatch.lifecycle import How, Point
 from aiohooks.errors import AbortedError, InvalidArgumentError, add_note, did_you_mean
@@ -84,7 +84,7 @@ class _GroupCase(NamedTuple):
 
     def methods(self, hook: Any) -> dict[str, Point]:
         """Return the methods of the hook, in the order of `calls` and, for the others, of their class."""
-        lifecycle = self.make_group([hook])._lifecycle  # pyright: ignore[reportPrivateUsage]
+        lifecycle = lifecycle_of(self.make_group([hook]))
         points = {each.name: each for each in lifecycle.implemented(registration_of(hook).hook)}
         if unknown := sorted(self.calls.keys() - points):
             raise InvalidArgumentError(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from packaging.utils import canonicalize_name
@@ -101,11 +103,58 @@ def test_imports_go_one_way() -> None:
 
 
 def test_imports_make_no_circle() -> None:
-    """Modules import each other in one direction only, also on one floor and inside functions."""
+    """Modules import each other in one direction only, also on one floor, inside functions and for annotations."""
     sorter: graphlib.TopologicalSorter[str] = graphlib.TopologicalSorter()
-    for one in inside("top", "inner"):
+    for one in inside("top", "inner", "types"):
         sorter.add(one.importer, one.module)
     sorter.prepare()  # raises CycleError, which names the circle
+
+
+OF_PYTHON = {"_replace", "_fields", "_asdict", "_field_defaults", "_exit"}
+"""Public in spite of their underscore: of named tuples, and of `os`."""
+
+
+def test_no_module_uses_private_names_of_another() -> None:
+    """A name with an underscore is used where it is made: in its module, by the methods of its class, by what derives from it."""
+    makes = {module: private_names(path) for module, path in modules().items()}
+    everywhere = {name for names in makes.values() for name in names}
+    wrong = [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module, path in modules().items()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in everywhere - makes[module] - OF_PYTHON
+        if ast.unparse(node.value) not in ("self", "cls", "super()")
+    ]
+    assert not wrong, "\n".join(wrong)
+    taken = [one for one in inside("top", "inner", "types") if one.name is not None and re.match(r"_(?!_)", one.name)]
+    assert not taken, lines(taken)
+
+
+def private_names(path: Path) -> set[str]:
+    """Return the names with an underscore that a module makes: functions, classes, attributes."""
+    names: set[str] = set()
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Attribute(attr=name, ctx=ast.Store()) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                names.add(name)
+            case _:
+                pass
+    return {name for name in names if name.startswith("_") and not name.startswith("__")}
+
+
+def test_nothing_public_is_internal() -> None:
+    """What only the library itself may use has an underscore, or an object of its own; no docstring has to say so."""
+    wrong = [
+        f"{module}:{node.lineno}"
+        for module, path in modules().items()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("Internal:")
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_hooks_never_import_the_session() -> None:
