@@ -59,6 +59,18 @@ WORDS: dict[str, str] = {
 _ANY = "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+")
 PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECASE)
 
+# On pages, in prose. What the field calls otherwise may stay in records of decisions, and where the glossary explains it.
+OF_THE_FIELD: dict[str, str] = {
+    r"overlap\w*": "run concurrently, concurrent",
+    r"composites?": "composed object",
+    r"lifecycles?(?! of a session)": "hook interface",
+    r"what waits": "what is concurrent, what is pending",
+    r"tried so": "simulated",
+}
+
+NO_PROSE = re.compile(r"^ *```.*?^ *```$|`[^`]*`|\]\([^)]*\)|^# .*?$|also called a lifecycle", re.MULTILINE | re.DOTALL)
+"""Code, the targets of links, titles."""
+
 # A table of old and new names.
 RENAMES = re.compile(r"^ *\| `.*$", re.MULTILINE)
 
@@ -108,3 +120,15 @@ def test_replaced_words_are_not_used() -> None:
     """No file uses a word that was replaced by the field's standard term or by plain English."""
     found = found_words()
     assert not found, "\n".join(found)
+
+
+def test_pages_say_what_the_field_says() -> None:
+    """A reader who knows callbacks and plugins meets their words: concurrent, result, hook interface."""
+    others = {"decisions", "tensorflow-tests.md"}
+    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if not others & {*page.parts})]
+    found: list[str] = []
+    for page in pages:
+        text = NO_PROSE.sub("", page.read_text(encoding="utf-8"))
+        for word, instead in OF_THE_FIELD.items():
+            found += [f"{page.name}: {match[0]} -> {instead}" for match in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)]
+    assert found == []
