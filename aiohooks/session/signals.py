@@ -27,6 +27,7 @@ from aiohooks.errors import InvalidArgumentError, StopRequestedError
 from aiohooks.session._state import SessionState
 
 _logger = logging.getLogger("aiohooks")
+_NOTICE_SECS, _MOST_SHOWN = 1.0, 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +154,20 @@ class StopOnSignal:
             self._start_timer(policy.drain_secs, handlers.end_drain_period)
         else:
             self.state.end_waits()
+            self._start_timer(_NOTICE_SECS, functools.partial(self._say_what_lasts, number))
             abandoned = StopRequestedError(f"{number.name} received, and the step took longer than {policy.step_secs} s more")
             self._start_timer(policy.step_secs, lambda: self.state.end_run(abandoned))
             self._start_timer(policy.grace_secs, handlers.end_grace_period)
+
+    def _say_what_lasts(self, number: signal.Signals) -> None:
+        again = f"; another {number.name} cancels that" if number in self.policy.signals else ""
+        _logger.warning("%s: %s received; it ends after %s%s", self.state.label, number.name, self.doing(), again)
+
+    def doing(self) -> str:
+        """Return what the session is doing, and where it waits."""
+        status = None if self.state.get_status is None else self.state.get_status()
+        doing = () if status is None else status.doing[:_MOST_SHOWN]
+        return "; ".join(map(str, doing)) or "what its block does"
 
     def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:
         if secs is not None:
@@ -300,6 +312,8 @@ class _SignalHandlers:
         if self._cancelled_by is not None:
             return
         self._cancelled_by = _last_signals[self._loop] = number
+        for session in self._sessions:
+            _logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
         tasks = {session.task: session.task.cancelling() for session in self._sessions}
         previous = self._previous.get(number, signal.getsignal(number))
         if previous == signal.SIG_DFL:
