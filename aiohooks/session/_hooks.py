@@ -54,11 +54,7 @@ class HookSet:
     """All hooks of one session. A method that no hook overrides has no order group, so it costs nothing."""
 
     def __init__(self, state: SessionState, hooks: Iterable[SessionRunHook | HookRegistration], graph: Graph) -> None:
-        """Check the hooks and sort their methods.
-
-        Raises:
-            InvalidHookError: one is not a hook, is listed twice, or has a plain function where a coroutine is needed.
-        """
+        """Check the hooks and sort their methods."""
         self._state = state
         self.registered: tuple[RegisteredHook, ...] = registered_hooks(_hooks(hooks))
         for one in self.registered:
@@ -84,11 +80,7 @@ class HookSet:
         """The context of `begin`, `end` and `close`: a token of one is valid in the others."""
 
     def hold(self) -> None:
-        """Keep the hooks from being used in another session until this one is closed.
-
-        Raises:
-            InvalidHookError: one of them is used in an open session, whose state it keeps.
-        """
+        """Keep the hooks from being used in another session until this one is closed."""
         keys = {(os.getpid(), id(registered.hook)): registered.hook for registered in self.registered}
         for key, hook in keys.items():
             user = _users.get(key)
@@ -100,11 +92,7 @@ class HookSet:
         _users.update(dict.fromkeys(keys, self))
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the hooks that are kept in checkpoints, by their unique names: those that only keep time are numbered.
-
-        Raises:
-            InvalidHookError: two of them have one name; which state belongs to which would depend on their order.
-        """
+        """Return the hooks that are kept in checkpoints, by their unique names: those that only keep time are numbered."""
         found: dict[str, Stateful] = {}
         hooks = [one.hook for one in self.registered if is_stateful(one.hook)]
         for hook in sorted(hooks, key=is_numbered):
@@ -133,15 +121,7 @@ class HookSet:
         await self._call(self._after_create_session, session, coord, step=session.global_step.latest.step)
 
     async def end(self, session: Session, errors: list[BaseException]) -> None:
-        """Wait for the background calls, then call `end` of the hooks one by one, also after one that fails.
-
-        Args:
-            session: the argument of the calls.
-            errors: gets all errors.
-
-        Raises:
-            CancelledError: the caller was cancelled; the remaining hooks get no `end`.
-        """
+        """Wait for the background calls, then call `end` of the hooks in turn, also after one that fails; append their errors."""
         errors += await self.background.end(self._state.grace_secs)
         for registered in self.begun:
             try:
@@ -240,13 +220,7 @@ class Merger:
     def merge(
         self, request: SessionRunArgs, asked: Sequence[SessionRunArgs | None]
     ) -> tuple[SessionRunArgs, MergedFetches | None]:
-        """Merge the caller's request with those of the hooks; return the merged one, and what splits its values.
-
-        Raises:
-            FeedConflictError: two of them feed one node; lists all such.
-            FetchError: something that they name is not known to the graph.
-            InvalidHookError: a hook returned something else than `SessionRunArgs` or None.
-        """
+        """Merge the caller's request with those of the hooks; return the merged one, and what splits its values."""
         for one in asked:
             if one is not None:  # not `asked.count(None)`, which compares: arrays, for one, do so in their own way
                 break
@@ -345,11 +319,7 @@ class Merger:
 
 
 def _merge_feeds(graph: Graph, requests: Sequence[tuple[str, Mapping[Any, Any] | None]]) -> dict[Node, Any]:
-    """Merge the feeds of the hooks and the caller, given with their names.
-
-    Raises:
-        FeedConflictError: a node is fed by two of them; the message lists every conflict.
-    """
+    """Merge the feeds of the hooks and the caller, given with their names."""
     merged: dict[Node, Any] = {}
     owners: dict[Node, list[str]] = {}
     for owner, feed_dict in requests:

@@ -37,11 +37,7 @@ class Shutdown:
         """What is called at the very end."""
 
     async def end(self, error: BaseException | None) -> bool:
-        """End the session after `error`, or none, left its block; return whether the error is swallowed.
-
-        Raises:
-            BaseException: the error of a background task, or of `end` or `close` of a hook, unless `error` is reported already.
-        """
+        """End the session after `error`, or none, left its block; return whether the error is swallowed."""
         swallow = swallows(error)
         if error is None:
             self._state.record_end()
@@ -58,11 +54,7 @@ class Shutdown:
         raise_unchanged(outcome)
 
     async def end_opening(self, error: BaseException) -> None:
-        """End a session that could not be opened.
-
-        Raises:
-            BaseException: `error`, unless one of the closing wins over it.
-        """
+        """End a session that could not be opened."""
         if is_clean_end(error):
             self._state.record_end()
         outcome = await self._complete_after(self._close, error) or error
@@ -70,11 +62,7 @@ class Shutdown:
         raise_unchanged(outcome)
 
     async def wait(self, error: BaseException | None) -> bool:
-        """Wait until another task has ended the session; return whether `error`, with which the block was left, is swallowed.
-
-        Raises:
-            CancelledError: the caller was cancelled. It is raised when the session has ended, or after the grace period.
-        """
+        """Wait until another task has ended the session; return whether `error`, with which the block was left, is swallowed."""
         swallow = swallows(error)
         try:
             what = f"the wait for the end of {self._state.label}"
@@ -137,15 +125,7 @@ class Shutdown:
         return primary
 
     async def _close(self, primary: BaseException | None) -> BaseException | None:
-        """End background tasks, close the session and the hooks: shielded from cancellation, limited in time.
-
-        Returns:
-            The error of the session: `primary`, if there is one, else that of the closing. `KeyboardInterrupt` and
-            `SystemExit` win over others; what is not returned is noted on the one that is, and logged.
-
-        Raises:
-            CancelledError: the caller was cancelled meanwhile; everything is closed all the same.
-        """
+        """End the tasks, close the session and the hooks, shielded and limited in time; return the error of the session."""
         errors: list[BaseException] = []
         with self.callbacks:
             while True:

@@ -297,11 +297,7 @@ class TaskOwner:
         return self.closed or self.state.stopped
 
     def bind(self) -> None:
-        """Bind the session to the running loop.
-
-        Raises:
-            WrongLoopError: it is bound to another one.
-        """
+        """Bind the session to the running loop."""
         state, loop = self.state, running_loop()
         if loop is None or loop is not (state.loop or loop):
             raise WrongLoopError(f"{self!r} is used outside its own event loop; only request_stop and should_stop may be")
@@ -448,11 +444,7 @@ class TaskOwner:
                 task.cancel(why)
 
     def close(self, failure: str | None = None) -> None:
-        """Stop the owner of these tasks: its session is being replaced or closed.
-
-        Args:
-            failure: why the session ends, if not cleanly: the tasks are cancelled immediately, with this message.
-        """
+        """Stop the owner of these tasks, whose session is replaced or closed; after a failure they are cancelled immediately."""
         self.closed, state = True, self.state
         if failure is not None:
             self.cancel_tasks(failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Generator
@@ -21,7 +22,66 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class Coordinator:
+class Requests(abc.ABC):
+    """What is requested of a session: the same methods of the session itself and of its coordinators."""
+
+    _state: SessionState
+
+    @abc.abstractmethod
+    def should_stop(self) -> bool:
+        """Return whether a stop was requested."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why a stop was requested, or the session ended without one: its failure, a drain, or the exception of a clean end.
+
+        The first reason; None if there is none, as after a block that was left without an exception or a stop.
+        """
+        return self._state.stop_reason
+
+    def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
+        """Request that nothing new is begun and what is under way is finished, and then a stop; from any thread.
+
+        Loops over `session.steps` use the elements that were taken ahead, or are in their queue, and take no others; when all
+        of them have ended, a stop is requested. A loop of your own looks at `should_drain()`. Waits in `until(..., drain=True)`
+        end. A background task that ends cleanly stops no other. A pause ends. The first reason is kept, and of several time
+        limits the one that is reached first; after a stop nothing changes.
+
+        Args:
+            reason: a text, which is the reason of the stop as well.
+            secs: how long the drain may take; then a stop is requested. In a session that is not open yet, from its opening on.
+        """
+        self._state.request_drain(reason, secs)
+
+    def should_drain(self) -> bool:
+        """Return whether nothing new is to be begun: a drain or a stop was requested. Never waits, never raises."""
+        return self._state.drain_reason is not None or self.should_stop()
+
+    @property
+    def drain_reason(self) -> str | None:
+        """Why the session drains, or drained before its stop; None if no drain was requested."""
+        return self._state.drain_reason
+
+    def pause(self, reason: str | None = None) -> None:
+        """Let no run of the session begin until `resume`, from any thread; a run in progress is finished.
+
+        Whoever runs the session waits in the next run; feeds that are taken ahead are taken up to their limit, leases are
+        renewed, checkpoints written, and tasks continue. The first reason is kept. A stop, a failed background task and the end
+        of the session end the wait.
+        """
+        self._state.pause(reason)
+
+    def resume(self) -> None:
+        """End the pause, if there is one; from any thread."""
+        self._state.resume()
+
+    @property
+    def pause_reason(self) -> str | None:
+        """Why the session is paused; None if it is not."""
+        return self._state.pause_reason
+
+
+class Coordinator(Requests):
     """Coordinates tasks that stop together; usable alone, and every session has one.
 
     A stop is recorded immediately, with its first reason, and withdrawn only by `clear_stop`. A task that fails also requests a
@@ -79,16 +139,6 @@ class Coordinator:
         """Return whether a stop was requested; never waits, never raises."""
         return self._owner.should_stop()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop was requested from this coordinator itself; `should_stop` includes its parent."""
-        return self._owner.closed or (self._owner is self._state.whole and self._state.stopped)
-
-    @property
-    def stop_reason(self) -> str | None:
-        """The first reason; None if no stop was requested, and the session's block was not left by a clean-end exception."""
-        return self._state.stop_reason
-
     async def wait_for_stop(self, timeout: float | None = None) -> bool:
         """Wait until a stop is requested, at most `timeout` seconds; return whether it was."""
         return await self._owner.wait_for(self.should_stop, timeout)
@@ -102,51 +152,9 @@ class Coordinator:
 
     # -- the drain
 
-    def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
-        """Request that nothing new is begun and what is under way is finished, and then a stop; from any thread.
-
-        Loops over `session.steps` use the elements that were taken, and take no others; when all of them have ended, a stop
-        is requested. Waits in `until(..., drain=True)` end. A background task that ends cleanly stops no other. A pause ends.
-        The first reason is kept, and of several time limits the one that is reached first; after a stop nothing changes.
-
-        Args:
-            reason: a text, which is the reason of the stop as well.
-            secs: how long the drain may take; then a stop is requested. In a session that is not open yet, from its opening on.
-        """
-        if not self.should_stop():
-            self._state.request_drain(reason, secs)
-
-    def should_drain(self) -> bool:
-        """Return whether nothing new is to be begun: a drain or a stop was requested; never waits, never raises."""
-        return self._state.drain_reason is not None or self.should_stop()
-
-    @property
-    def drain_reason(self) -> str | None:
-        """Why the session drains, or drained before its stop; None if no drain was requested."""
-        return self._state.drain_reason
-
     async def wait_for_drain(self, timeout: float | None = None) -> bool:
         """Wait until a drain or a stop is requested, at most `timeout` seconds; return whether it was."""
         return await self._owner.wait_for(self.should_drain, timeout)
-
-    # -- the pause
-
-    def pause(self, reason: str | None = None) -> None:
-        """Let no run of the session begin until `resume`, from any thread; a run in progress is finished.
-
-        The first reason is kept. A stop, a failed background task and the end of the session end the wait of those that are
-        about to run.
-        """
-        self._state.pause(reason)
-
-    def resume(self) -> None:
-        """End the pause, if there is one; from any thread."""
-        self._state.resume()
-
-    @property
-    def pause_reason(self) -> str | None:
-        """Why the session is paused; None if it is not."""
-        return self._state.pause_reason
 
     async def wait_for_resume(self) -> None:
         """Wait while there is a pause, as a run does before it begins: also for tasks that prepare what runs use.

@@ -47,9 +47,6 @@ async def restore_session(session: Session, restored: Restored, seen: Position |
     """Restore the variables, the tracked objects and the global step; `restore_hooks` follows later.
 
     The step store is set by `set_step`, which is given what was `seen` of it before.
-
-    Raises:
-        CheckpointMismatchError: the checkpoint has other variables or tracked objects.
     """
     what, step = f"checkpoint {restored.checkpoint.path}", restored.checkpoint.step
     variables, tracked, hooks = (_state_part(restored.state, name, what) for name in ("variables", "tracked", "hooks"))
@@ -423,11 +420,7 @@ Source = Graph | SessionCreator | Callable[..., Awaitable[Any]]
 
 
 def creator_of(source: object, global_step: StepStore | None, variables: Variables | None) -> SessionCreator:
-    """Return the creator of the raw sessions of a source.
-
-    Raises:
-        InvalidArgumentError: it is not a source; or a store or variables are given besides a creator, which has its own.
-    """
+    """Return the creator of the raw sessions of a source."""
     if hasattr(source, "create_session") and not isinstance(source, type):
         creator: Any = source
         if not is_coroutine_function(creator.create_session):
@@ -442,11 +435,7 @@ def creator_of(source: object, global_step: StepStore | None, variables: Variabl
 
 
 def graph_of(source: object, wanted: str = "a Graph") -> Graph:
-    """Return the graph of a source: itself, or that of a coroutine function.
-
-    Raises:
-        InvalidArgumentError: it is neither.
-    """
+    """Return the graph of a source: itself, or that of a coroutine function."""
     if isinstance(source, Graph):
         return source
     if callable(source) and not isinstance(source, type):

@@ -87,11 +87,7 @@ class SessionFeeds:
             feeds.continue_reading()
 
     def note_new_session(self, session: Session, on_lost_feeds: Literal["log", "raise"]) -> None:
-        """Take back what is in use if the feeds were restored; say what was undone, and what a session in memory has kept.
-
-        Raises:
-            FeedsLostError: steps are undone whose feeds do not come again, and `on_lost_feeds` is "raise".
-        """
+        """Take back what is in use if the feeds were restored; say what was undone, and what a session in memory has kept."""
         restored, tracked = session.restored, [one for one in self.ahead if self.are_tracked(one)]
         if restored is not None:
             for feeds in tracked:
@@ -132,11 +128,7 @@ def source_of(
     batch: int | None,
     max_wait_secs: float | None,
 ) -> PlainFeeds | QueueFeeds | FeedsAhead | None:
-    """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if it is not fed.
-
-    Raises:
-        InvalidArgumentError: feeds that cannot be iterated over, or taken ahead; or an option that does not fit them.
-    """
+    """Return the source of a loop with these options of `AsyncMonitoredSession.steps`; None if it is not fed."""
     producers = checked_producers(producer)
     prefetch = checked_int(prefetch, "prefetch")
     batch = checked_int(batch, "batch", 1, optional=True)
@@ -373,12 +365,7 @@ class FeedsAhead(_Source, Waiting):
             self._asking -= 1
 
     def take(self) -> Any:
-        """Return the next element, for a run of the current task.
-
-        Raises:
-            StopAsyncIteration: the feeds have ended.
-            Exception: the failure of the feeds.
-        """
+        """Return the next element, for a run of the current task."""
         if not self._left and self._failure is not None:
             error, self._failure = self._failure, None
             raise_unchanged(error)

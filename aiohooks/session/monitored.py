@@ -32,7 +32,7 @@ from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, FifoLock, RunLock
 from aiohooks.session._shutdown import Shutdown, swallows
 from aiohooks.session._state import SessionState
-from aiohooks.session.coordinator import Coordinator, owner_of
+from aiohooks.session.coordinator import Coordinator, Requests, owner_of
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
 from aiohooks.session.feeds import Feeds, FeedsSetBack, SessionFeeds, source_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
@@ -69,7 +69,7 @@ class SessionOptions(TypedDict, total=False):
     name: str | None
 
 
-class AsyncMonitoredSession:
+class AsyncMonitoredSession(Requests):
     """A loop of steps, run by one object: `async with AsyncMonitoredSession(step_or_graph, hooks) as session:`.
 
     On entering, the hooks' `begin` is called, then the raw session is created, and each hook's `after_create_session` is
@@ -410,49 +410,6 @@ class AsyncMonitoredSession:
     def request_stop(self, reason: str | None = None) -> None:
         """Request a stop: recorded immediately, never lost, the first reason is kept; from any thread."""
         self._root.request_stop(reason)
-
-    def request_drain(self, reason: str | None = None, *, secs: float | None = None) -> None:
-        """Request that what is under way is finished and nothing new is begun, and then a stop; from any thread.
-
-        Loops over `steps` use the elements that were taken ahead, or are in their queue, and take no others; when all of them
-        have ended, or after `secs`, a stop is requested. A loop of your own looks at `should_drain()`. See
-        `Coordinator.request_drain`.
-        """
-        self._root.request_drain(reason, secs=secs)
-
-    def should_drain(self) -> bool:
-        """Return whether nothing new is to be begun: a drain or a stop was requested, or the session is not open."""
-        return self._root.should_drain() or self.should_stop()
-
-    @property
-    def drain_reason(self) -> str | None:
-        """Why the session drains, or drained before its stop; None if no drain was requested."""
-        return self._root.drain_reason
-
-    def pause(self, reason: str | None = None) -> None:
-        """Let no run begin until `resume`; a run in progress is finished. From any thread; see `Coordinator.pause`.
-
-        The loop that runs the session waits in its next run; feeds that are taken ahead are taken up to their limit. Leases are
-        renewed, checkpoints are written, and the hooks' own tasks continue.
-        """
-        self._root.pause(reason)
-
-    def resume(self) -> None:
-        """End the pause, if there is one; from any thread."""
-        self._root.resume()
-
-    @property
-    def pause_reason(self) -> str | None:
-        """Why the session is paused; None if it is not."""
-        return self._root.pause_reason
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why a stop was requested, or the session ended without one: its failure, a drain, or the exception of a clean end.
-
-        None after a block that was left without an exception or a stop.
-        """
-        return self._root.stop_reason
 
     @property
     def stop_signal(self) -> Signals | None:

@@ -342,11 +342,7 @@ class SessionSupervisor(Monitor):
     # -- creating
 
     async def create(self) -> None:
-        """Create the first session, with as many attempts as the policy allows.
-
-        Raises:
-            BaseException: any error that is not recovered from, and the last one when the attempts are used up.
-        """
+        """Create the first session, with as many attempts as the policy allows."""
         try:
             await self._create(in_drain=False)
         except BaseException as error:
@@ -360,14 +356,7 @@ class SessionSupervisor(Monitor):
         return await Wait[Session]("creating a session", waits=waits).result_of(self._create())
 
     async def _create(self, *, in_drain: bool = True) -> Session:
-        """Create a session and give it to the hooks.
-
-        Args:
-            in_drain: whether a drain lets it wait for others, because a run is under way.
-
-        Raises:
-            SessionClosedError: the monitored session was closed meanwhile.
-        """
+        """Create a session and give it to the hooks; in a run (`in_drain`) a drain lets it wait for others."""
         with opening_until(functools.partial(self._root.until, drain=not in_drain)):
             session = await self.creator.create_session()
         created: object = session

@@ -78,11 +78,7 @@ class StepContext:
 
 
 async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
-    """Call a step function.
-
-    Raises:
-        InvalidArgumentError: it is none.
-    """
+    """Call a step function."""
     check_callable(fn, "the step function")
     try:
         inspect.signature(fn).bind(context)
