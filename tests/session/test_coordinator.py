@@ -1,11 +1,15 @@
-"""The coordinator alone: the stop, and waits that end with it or with the first error."""
+"""The coordinator alone: the stop, waits that end with it, with the first error or with their producers, and the tasks.
+
+`tests/tensorflow/test_coordinator.py` has what `join`, `clear_stop` and `stop_on_exception` do with errors.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -14,78 +18,45 @@ import aiohooks as ah
 from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.waiting import fail, forever, ticks
+from tests.support.waiting import fail, forever, parked, raises_after, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
+
+
+def cancels_left() -> int:
+    """Return how many cancels of this task have not been dealt with."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
 
 
 # -- the stop
 
 
 async def test_the_first_reason_is_kept() -> None:
-    """A stop is recorded immediately, with its first reason; asking again changes nothing."""
-    coord = ah.Coordinator()
-    assert (coord.should_stop(), coord.stop_reason) == (False, None)
-    coord.request_stop("first")
-    coord.request_stop("second")
-    assert (coord.should_stop(), coord.stop_reason) == (True, "first")
-
-
-async def test_a_stop_without_a_reason_has_one() -> None:
-    """`stop_reason` is never None after a stop."""
-    coord = ah.Coordinator()
-    coord.request_stop()
-    assert coord.stop_reason == "a stop was requested"
-
-
-def test_a_reason_is_a_text_or_an_error() -> None:
-    """Anything else is refused, and no stop is requested."""
+    """A stop is recorded immediately, with its first reason, which is never None; anything but a text or an error is refused."""
     coord = ah.Coordinator()
     with refused(ah.errors.InvalidArgumentError, "reason is 5"):
         coord.request_stop(5)  # type: ignore[arg-type]
-    assert not coord.should_stop()
+    assert (coord.should_stop(), coord.stop_reason) == (False, None)
+    coord.request_stop()
+    coord.request_stop("second")
+    assert (coord.should_stop(), coord.stop_reason) == (True, "a stop was requested")
 
 
-async def test_waiting_for_the_stop() -> None:
-    """`wait_for_stop` is woken by the stop and returns True; immediately if the stop came before."""
+async def test_waiting_for_the_stop(clock: ManualClock) -> None:
+    """It is woken by the stop, immediately if that came before, and returns False after exactly its timeout; no timer is left."""
     coord = ah.Coordinator()
-    waiting = asyncio.create_task(coord.wait_for_stop())
+    waiting, stopped = await parked(coord.wait_for_stop(10)), await parked(coord.wait_for_stop())
+    clock.advance(9.999)
     await ticks()
     assert not waiting.done()
+    clock.advance(0.001)
+    assert await waiting is False
+    in_time = await parked(coord.wait_for_stop(10))
     coord.request_stop()
-    assert await waiting
-    assert await coord.wait_for_stop(0)
-
-
-async def test_waiting_for_the_stop_ends_in_time() -> None:
-    """After exactly its timeout it returns False if no stop came, and leaves no timer."""
-    with ManualClock() as clock:
-        coord = ah.Coordinator()
-        waiting = asyncio.create_task(coord.wait_for_stop(10))
-        await ticks()
-        clock.advance(9.999)
-        await ticks()
-        assert not waiting.done()
-        clock.advance(0.001)
-        assert await waiting is False
-        stopped = asyncio.create_task(coord.wait_for_stop(10))
-        await ticks()
-        coord.request_stop()
-        assert await stopped
-        assert clock.pending == 0
-
-
-async def test_a_stop_can_be_cleared() -> None:
-    """`clear_stop` forgets the stop, its reason and the errors; the coordinator is as new, with its tasks."""
-    coord = ah.Coordinator()
-    task = coord.start_soon(forever)
-    coord.request_stop(OSError("lost"))
-    coord.clear_stop()
-    assert (coord.should_stop(), coord.stop_reason, coord.errors, coord.joined) == (False, None, [], False)
-    coord.request_stop("again")
-    await coord.join(0)
-    assert coord.stop_reason == "again"
-    assert task.cancelled()
+    assert [await stopped, await in_time, await coord.wait_for_stop(0)] == [True] * 3
+    assert clock.pending == 0
 
 
 async def test_a_sessions_stop_can_be_cleared_where_it_was_asked_for() -> None:
@@ -109,155 +80,121 @@ async def test_until_gives_the_result() -> None:
     coord = ah.Coordinator()
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_soon(future.set_result, 3)
-    assert await coord.until(asyncio.sleep(0, 1)) == 1
-    assert await coord.until(asyncio.create_task(asyncio.sleep(0, 2))) == 2
-    assert await coord.until(future) == 3
-    assert await coord.until(future) == 3
-    with pytest.raises(OSError, match="own"):
-        await coord.until(fail(OSError("own")))
-    with pytest.raises(OSError, match="own"):
-        await coord.until(asyncio.create_task(fail(OSError("own"))))
+    awaitables: list[Awaitable[int]] = [asyncio.sleep(0, 1), asyncio.create_task(asyncio.sleep(0, 2)), future, future]
+    assert [await coord.until(one) for one in awaitables] == [1, 2, 3, 3]
+    for failing in (fail(OSError("own")), asyncio.create_task(fail(OSError("own")))):
+        with pytest.raises(OSError, match="own"):
+            await coord.until(failing)
 
 
-async def test_a_stop_ends_until() -> None:
-    """A stop ends the wait with StopRequestedError; a coroutine is cancelled, a task or future is left alone."""
-    coord = ah.Coordinator()
-    cancelled: list[str] = []
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_what_ends_until(how: str) -> None:
+    """A stop, or the caller's cancel, ends the wait; a coroutine is cancelled, a task or future is left alone."""
+    coord, cancelled = ah.Coordinator(), list[str]()
 
     async def notes() -> None:
         try:
             await forever()
-        except asyncio.CancelledError:
+        finally:
             cancelled.append("coroutine")
-            raise
 
     task = asyncio.create_task(forever())
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    waits = [asyncio.create_task(coord.until(one)) for one in (notes(), task, future)]
+    waits = [await parked(coord.until(one)) for one in (notes(), task, future)]
     await ticks()
-    coord.request_stop("enough")
     for wait in waits:
-        with refused(ah.StopRequestedError, "enough"):
-            await wait
-    assert cancelled == ["coroutine"]
-    assert not task.done()
-    assert not future.done()
+        wait.cancel() if how == "cancel" else coord.request_stop("enough")
+    await asyncio.wait(waits)
+    ends = [asyncio.CancelledError if wait.cancelled() else type(wait.exception()) for wait in waits]
+    assert ends == [asyncio.CancelledError if how == "cancel" else ah.StopRequestedError] * 3
+    assert (cancelled, task.done(), future.done(), coord.should_stop()) == (["coroutine"], False, False, how == "stop")
     task.cancel()
     await asyncio.wait([task])
 
 
 async def test_until_after_the_stop_does_not_begin() -> None:
     """After a stop `until` raises immediately: a coroutine is closed without being started, a task is left running."""
-    coord = ah.Coordinator()
+    coord, started = ah.Coordinator(), list[int]()
     coord.request_stop("before")
-    started: list[int] = []
 
     async def start() -> None:
         started.append(1)
 
-    with refused(ah.StopRequestedError, "before"):
-        await coord.until(start())
     task = asyncio.create_task(asyncio.sleep(0, 5))
-    with refused(ah.StopRequestedError, "before"):
-        await coord.until(task)
-    assert await task == 5
-    assert started == []
+    for awaitable in (start(), task):
+        with refused(ah.StopRequestedError, "before"):
+            await coord.until(awaitable)
+    assert (await task, started) == (5, [])
 
 
 async def test_a_failed_task_ends_until() -> None:
     """A wait ends with the error of the background task that failed, the same object, also later."""
-    coord = ah.Coordinator()
-    error = OSError("the producer died")
-    waits = [asyncio.create_task(coord.until(asyncio.Event().wait())) for _ in range(3)]
+    coord, error = ah.Coordinator(), OSError("the producer died")
+    waits = [asyncio.create_task(coord.until(forever())) for _ in range(3)]
     coord.start_soon(fail, error)
     for wait in [*waits, coord.until(forever())]:
         with pytest.raises(OSError, match="the producer died") as caught:
             await wait
         assert caught.value is error
-    assert coord.should_stop()
     assert coord.stop_reason == f"background task 'fail' failed: {error!r}"
 
 
-async def test_a_cancelled_until_is_cancelled() -> None:
-    """Cancelling the waiting task cancels the coroutine, leaves a future alone, and is no stop."""
-    coord = ah.Coordinator()
-    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    for awaitable in (forever(), future):
-        wait = asyncio.create_task(coord.until(awaitable))
-        await ticks()
-        wait.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await wait
-    assert not future.cancelled()
-    assert not coord.should_stop()
-
-
-async def test_an_error_that_follows_the_stop_is_raised() -> None:
-    """A coroutine may answer the cancel of its wait with an error of its own; nothing is left of the cancel."""
+@pytest.mark.parametrize("answer", ["an error", "a result", "a result without a wait"])
+async def test_what_follows_the_stop(answer: str) -> None:
+    """A coroutine may answer its cancel with an error or a result of its own; nothing is left of the cancel."""
     coord = ah.Coordinator()
 
-    async def fails_when_cancelled() -> None:
-        try:
-            await forever()
-        except asyncio.CancelledError:
-            raise OSError("not yet") from None
+    async def ends() -> int:
+        coord.request_stop("enough")
+        if answer != "a result without a wait":
+            with contextlib.suppress(asyncio.CancelledError):
+                await forever()
+        if answer == "an error":
+            raise OSError("not yet")
+        return 5
 
-    wait, task = coord.until(fails_when_cancelled()), asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().call_soon(coord.request_stop)
-    with pytest.raises(OSError, match="not yet"):
-        await wait
-    assert task.cancelling() == 0
+    if answer == "an error":
+        with pytest.raises(OSError, match="not yet"):
+            await coord.until(ends())
+    else:
+        assert await coord.until(ends()) == 5
+    await ticks()
+    assert cancels_left() == 0
 
 
-async def test_a_result_that_comes_with_the_stop_is_not_lost() -> None:
-    """If the awaitable is done in the tick of the stop, either its result counts or the stop; never both."""
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_meets_the_stop_in_one_turn(cancelled: bool) -> None:
+    """Of a result and the stop one counts, never both; the caller's cancel wins over the stop."""
     coord = ah.Coordinator()
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    wait = asyncio.create_task(coord.until(future))
+    wait = await parked(coord.until(future))
     await ticks()
-    future.set_result(5)
     coord.request_stop("now")
+    wait.cancel() if cancelled else future.set_result(5)
     result = (await asyncio.gather(wait, return_exceptions=True))[0]
-    assert result == 5 or isinstance(result, ah.StopRequestedError)
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+    assert isinstance(result, asyncio.CancelledError) if cancelled else result == 5 or isinstance(result, ah.StopRequestedError)
+    assert cancels_left() == 0
 
 
-# -- threads
+# -- threads and loops
 
 
 async def test_a_thread_wakes_every_wait() -> None:
     """A stop from another thread ends `wait_for_stop`, `until` and `join` in the loop."""
     coord = ah.Coordinator()
     coord.start_soon(coord.wait_for_stop)
-    waits: list[asyncio.Task[Any]] = [
-        asyncio.create_task(coord.wait_for_stop()),
-        asyncio.create_task(coord.until(forever())),
-        asyncio.create_task(coord.join()),
-    ]
-    await ticks()
+    calls: list[Any] = [coord.wait_for_stop(), coord.until(forever()), coord.join()]
+    waits: list[asyncio.Task[Any]] = [await parked(one) for one in calls]
     await asyncio.to_thread(coord.request_stop, "from the thread")
     await asyncio.wait(waits)
-    assert waits[0].result() is True
-    assert isinstance(waits[1].exception(), ah.StopRequestedError)
-    assert waits[2].result() is None
+    assert (waits[0].result(), type(waits[1].exception()), waits[2].result()) == (True, ah.StopRequestedError, None)
 
 
-async def test_a_thread_may_stop_a_coordinator_before_its_first_use() -> None:
-    """A stop that another thread requested before the coordinator was used is recorded."""
-    coord = ah.Coordinator()
-    await asyncio.to_thread(coord.request_stop, "early")
-    assert await coord.wait_for_stop()
-    assert repr(coord) == "<Coordinator stopping: early, tasks: none>"
+@pytest.mark.parametrize("when", ["before its first use", "before it knows its loop", "when it knows its loop"])
+async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait(when: str) -> None:
+    """A stop that another thread requests before, or while, the first wait begins, at any point of it, ends that wait."""
 
-
-async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait() -> None:
-    """A stop that another thread requests while the first wait begins, at any point of it, ends that wait."""
-
-    def stopped(when: str) -> ah.Coordinator:
-        """Return one that another thread stops before, or after, the coordinator knows its loop."""
+    def stopped() -> ah.Coordinator:
         coord = ah.Coordinator()
         owner: Any = owner_of(coord)
         bind = owner.bind
@@ -268,16 +205,18 @@ async def test_a_stop_of_a_thread_is_not_missed_by_the_first_wait() -> None:
             thread.join()
 
         def bind_and_stop() -> None:
-            for step in (stop_from_thread, bind) if when == "before" else (bind, stop_from_thread):
+            for step in (stop_from_thread, bind) if when == "before it knows its loop" else (bind, stop_from_thread):
                 step()
 
-        owner.bind = bind_and_stop
+        if when == "before its first use":
+            stop_from_thread()
+        else:
+            owner.bind = bind_and_stop
         return coord
 
-    for when in ("before", "after"):
-        assert await stopped(when).wait_for_stop()
-        with refused(ah.StopRequestedError, "from the thread"):
-            await stopped(when).until(forever())
+    assert await stopped().wait_for_stop()
+    with refused(ah.StopRequestedError, "from the thread"):
+        await stopped().until(forever())
 
 
 async def test_a_coordinator_stays_in_its_loop() -> None:
@@ -288,31 +227,328 @@ async def test_a_coordinator_stays_in_its_loop() -> None:
     async def start_task() -> None:
         coord.start_soon(ticks)
 
-    uses: list[Callable[[], Coroutine[Any, Any, Any]]] = [
-        coord.wait_for_stop,
-        coord.join,
-        lambda: coord.until(asyncio.Event().wait()),
-        start_task,
-    ]
+    uses: list[Callable[[], Any]] = [coord.wait_for_stop, coord.join, lambda: coord.until(forever()), start_task]
     for use in uses:
         with refused(ah.errors.WrongLoopError, "outside its own event loop", "request_stop"):
             await asyncio.to_thread(asyncio.run, use())
 
 
-@pytest.mark.parametrize("waits", [True, False])
-async def test_what_ends_in_spite_of_the_stop_has_a_result(waits: bool) -> None:
-    """`until` returns it, and the task of the caller is not cancelled later."""
+# -- tasks
+
+
+async def test_tasks_have_names_and_results() -> None:
+    """`start_soon` passes the arguments on, names the task after the function or `name=`; a cancel is no failure."""
     coord = ah.Coordinator()
 
-    async def ends() -> int:
-        coord.request_stop("enough")
-        if waits:
-            with contextlib.suppress(asyncio.CancelledError):
-                await forever()
-        return 5
+    async def add(first: int, second: int) -> int:
+        return first + second
 
-    assert await coord.until(ends()) == 5
+    one, two = coord.start_soon(add, 1, 2), coord.start_soon(add, 3, 4, name="adder")
+    assert repr(coord) == "<Coordinator running, tasks: add, adder>"
+    assert await asyncio.gather(one, two) == [3, 7]
+    cancelled = coord.start_soon(forever)
     await ticks()
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+    cancelled.cancel()
+    await coord.join()
+    assert (coord.joined, coord.should_stop(), coord.errors) == (True, False, [])
+    assert repr(coord) == "<Coordinator running, tasks: none>"
+
+
+async def test_a_stop_does_not_interrupt_the_cleanup_of_a_cancelled_task() -> None:
+    """The task has one reason to end, and its wait in `until` has none more."""
+    coord = ah.Coordinator()
+    cleaning, cleaned = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> None:
+        try:
+            await forever()
+        finally:
+            cleaning.set()
+            await ticks()
+            cleaned.set()
+
+    coord.start_soon(coord.until, wait())
+    await ticks()
+    owner_of(coord).cancel_tasks("the session closes")
+    await cleaning.wait()
+    coord.request_stop("enough")
+    await coord.join()
+    assert cleaned.is_set()
+
+
+async def test_no_error_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+    """The first error is raised; later ones, also those that compare equal to it, are noted on it and logged."""
+
+    class EqualError(ValueError):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, EqualError)
+
+        __hash__ = ValueError.__hash__
+
+    coord, errors = ah.Coordinator(), [EqualError("first"), EqualError("second"), KeyError("third")]
+    for number, error in enumerate(errors):
+        coord.start_soon(fail, error, name=f"task {number}")
+    with pytest.raises(EqualError, match="first") as caught:
+        await coord.join()
+    assert [one is two for one, two in zip(coord.errors, errors, strict=True)] == [True] * 3
+    assert caught.value.__notes__ == [
+        "raised by background task 'task 0'",
+        "then background task 'task 1' failed: EqualError('second')",
+        "then background task 'task 2' failed: KeyError('third')",
+    ]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+
+
+async def test_join_waits_for_all_tasks() -> None:
+    """Without a stop `join` waits for the tasks, also for those that tasks start."""
+    coord, done = ah.Coordinator(), list[str]()
+
+    async def second() -> None:
+        await ticks()
+        done.append("second")
+
+    async def first() -> None:
+        await ticks()
+        coord.start_soon(second)
+        done.append("first")
+
+    coord.start_soon(first)
+    await coord.join()
+    assert done == ["first", "second"]
+
+
+async def test_a_task_that_ignores_its_cancellation_is_named(caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
+    """A task that ignores its cancellation for the grace period is named in a warning, and `join` returns without it."""
+    coord, released = ah.Coordinator(), asyncio.Event()
+    task = coord.start_soon(uncancellable, released, name="stubborn one")
+    coord.request_stop()
+    joining = asyncio.create_task(coord.join(stop_grace_period_secs=5))
+    for _ in range(2):
+        await ticks(10)
+        assert not joining.done()
+        clock.advance(5)
+    await joining
+    released.set()
+    await task
+    what = "coordinator, joining: still active 5 s after their cancellation: background task 'stubborn one', at uncancellable"
+    assert (caplog.records[-1].levelname, what in caplog.messages[-1]) == ("WARNING", True)
+
+
+async def test_a_cancelled_join_leaves_the_tasks() -> None:
+    """Cancelling `join` is no stop: tasks keep running, and it can be called again."""
+    coord = ah.Coordinator()
+    task = coord.start_soon(forever)
+    joining = await parked(coord.join())
+    joining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await joining
+    assert not task.done()
+    coord.request_stop()
+    await coord.join(0)
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("stop", [False, True])
+async def test_a_coordinator_is_used_again_after_join(stop: bool) -> None:
+    """It starts tasks and joins them as before, also where a stop had cancelled those that were left."""
+    coord = ah.Coordinator()
+    for _ in range(2):
+        task = coord.start_soon(forever if stop else ticks)
+        if stop:
+            coord.request_stop()
+        await coord.join(0)
+        assert task.cancelled() is stop
+        coord.clear_stop()
+
+
+async def test_a_task_cannot_join_itself() -> None:
+    """`join` in one of the tasks it waits for is refused."""
+    coord = ah.Coordinator()
+    coord.start_soon(coord.join)
+    with refused(ah.errors.NestedRunError, "join was called from the background task 'join'", "use wait_for_stop"):
+        await coord.join()
+
+
+# -- producers
+
+
+async def put(queue: asyncio.Queue[int], number: int) -> None:
+    """Put so many items into the queue, and finish."""
+    for item in range(number):
+        await queue.put(item)
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["meanwhile", "before"])
+async def test_a_wait_ends_when_its_producer_has_finished(ended: bool) -> None:
+    """Everything that the producer has put is taken; then the wait ends with an error that is a clean end and names it."""
+    coord, queue, taken = ah.Coordinator(), asyncio.Queue[int](0 if ended else 1), list[int]()
+    producer = coord.start_soon(put, queue, 5)
+    if ended:
+        await asyncio.wait([producer])
+    with refused(ah.errors.ProducerFinishedError, "producer 'put' has finished"):
+        while True:
+            taken.append(await coord.until(queue.get(), producer=producer))
+    assert (taken, coord.should_stop(), cancels_left()) == ([0, 1, 2, 3, 4], False, 0)
+
+
+async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:
+    """While one of several producers is active the wait continues; the error says how each has ended."""
+    coord = ah.Coordinator()
+    first, second = coord.start_soon(ticks, name="a"), coord.start_soon(forever, name="b")
+    wait = asyncio.create_task(coord.until(forever(), producer=[first, second]))
+    await ticks(20)
+    assert not wait.done()
+    second.cancel()
+    with refused(ah.errors.ProducerFinishedError, "producer 'a' has finished, producer 'b' was cancelled"):
+        await wait
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "any other"])
+@pytest.mark.parametrize("kind", [OSError, ah.OutOfRangeError])
+async def test_a_producer_that_ends_with_an_error(kind: type[Exception], is_own: bool) -> None:
+    """Its error is raised, the same object; a clean end is like having finished, and that of an own task is a stop of all."""
+    coord, error = ah.Coordinator(), kind("no more")
+    producer = coord.start_soon(fail, error, name="reader") if is_own else asyncio.create_task(fail(error), name="reader")
+    with pytest.raises((OSError, ah.StopRequestedError)) as caught:
+        await coord.until(forever(), producer=producer)
+    if isinstance(error, OSError):
+        assert caught.value is error
+    else:
+        assert (
+            str(caught.value)
+            == f"{'background task' if is_own else 'producer'} 'reader' {'' if is_own else 'has '}ended: {error!r}"
+        )
+    assert coord.should_stop() is is_own
+
+
+async def test_what_a_producer_leaves_reaches_the_wait() -> None:
+    """A waiter that is notified through a condition, or by a callback of the loop, gets what its producer has left."""
+    coord, items, condition, queue = ah.Coordinator(), list[int](), asyncio.Condition(), asyncio.Queue[int]()
+
+    async def take() -> int:
+        async with condition:
+            await condition.wait_for(lambda: items)
+            return items.pop()
+
+    async def produce() -> None:
+        async with condition:
+            items.append(1)
+            condition.notify_all()
+        asyncio.get_running_loop().call_soon(queue.put_nowait, 2)
+
+    producer = coord.start_soon(produce)
+    assert await asyncio.gather(*(coord.until(one, producer=producer) for one in (take(), queue.get()))) == [1, 2]
+
+
+@pytest.mark.parametrize("producer", [[], 5, [5], "reader"], ids=repr)
+async def test_a_producer_is_a_task(producer: Any) -> None:
+    """Anything else is refused, and a coroutine that was to be awaited is closed."""
+    with refused(ah.errors.InvalidArgumentError, f"producer is {producer!r}", "what start_soon returns"):
+        await ah.Coordinator().until(forever(), producer=producer)
+
+
+async def test_waits_that_are_over_are_forgotten_by_their_producer() -> None:
+    """A producer that lives long does not keep what its consumers waited with."""
+    coord, queue = ah.Coordinator(), asyncio.Queue[int]()
+    producer = coord.start_soon(forever)
+    for number in range(3):
+        wait = await parked(coord.until(queue.get(), producer=producer))
+        queue.put_nowait(number)
+        assert await wait == number
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one).__name__ == "EndOfProducers"]
+    producer.cancel()
+    await asyncio.wait([producer])
+
+
+# -- the drain and the pause
+
+
+async def test_waits_during_a_drain() -> None:
+    """One for something new ends, and none begins; others continue, and so does what waits for a stop."""
+    coord, gate = ah.Coordinator(), asyncio.Event()
+    new, other = await parked(coord.until(forever(), drain=True)), await parked(coord.until(gate.wait()))
+    drain, stop = await parked(coord.wait_for_drain()), await parked(coord.wait_for_stop())
+    assert not coord.should_drain()
+    coord.request_drain("enough")
+    for wait in (new, coord.until(forever(), drain=True)):
+        with pytest.raises(ah.StopRequestedError, match="enough"):
+            await wait
+    assert await drain
+    await ticks(20)
+    assert (other.done(), stop.done(), await coord.wait_for_drain()) == (False, False, True)
+    assert (coord.should_drain(), coord.should_stop(), coord.drain_reason) == (True, False, "enough")
+    assert repr(coord) == "<Coordinator draining: enough, tasks: none>"
+    gate.set()
+    await other
+    coord.request_stop("over")
+    assert await stop
+    assert repr(coord) == "<Coordinator stopping: over, tasks: none>"
+
+
+async def test_a_stop_ends_what_a_drain_ends(clock: ManualClock) -> None:
+    """`should_drain` is true, and those who wait for the drain are woken; that wait has a time limit."""
+    coord = ah.Coordinator()
+    late = await parked(coord.wait_for_drain(5))
+    clock.advance(5)
+    assert not await late
+    new, drain = await parked(coord.until(forever(), drain=True)), await parked(coord.wait_for_drain())
+    coord.request_stop("over")
+    assert coord.should_drain()
+    assert await drain
+    with pytest.raises(ah.StopRequestedError, match="over"):
+        await new
+
+
+async def test_a_drain_can_be_cleared(clock: ManualClock) -> None:
+    """With the stop; its time is not limited any more."""
+    coord = ah.Coordinator()
+    await coord.join()
+    coord.request_drain("enough", secs=10)
+    coord.clear_stop()
+    assert (coord.should_drain(), coord.drain_reason, clock.pending) == (False, None, 0)
+    clock.advance(20)
+    await ticks()
+    assert not coord.should_stop()
+    coord.request_drain("again", secs=10)
+    await coord.join()
+    assert clock.pending == 0
+
+
+@pytest.mark.parametrize("how", ["an error", "a wait", "a report"])
+async def test_the_clean_end_of_a_task_in_a_drain_is_no_stop(how: str) -> None:
+    """Otherwise the first producer that ends would stop those who finish what they have under way; a failure still does."""
+    coord = ah.Coordinator()
+
+    async def produce() -> None:
+        if how == "an error":
+            await coord.wait_for_drain()
+            raise ah.OutOfRangeError("no more data")
+        with coord.stop_on_exception() if how == "a report" else contextlib.nullcontext():
+            await coord.until(forever(), drain=True)
+
+    task = coord.start_soon(produce)
+    await ticks()
+    coord.request_drain("enough")
+    await asyncio.wait([task])
+    await ticks()
+    assert not coord.should_stop()
+    coord.start_soon(raises_after(1, ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        await coord.join()
+
+
+async def test_a_wait_for_the_end_of_a_pause_leaves_nothing() -> None:
+    """However often there is one."""
+    loop, coord, counts = asyncio.get_running_loop(), ah.Coordinator(), set[int]()
+    for _ in range(3):
+        coord.pause()
+        wait = await parked(coord.wait_for_resume())
+        await ticks()
+        assert not wait.done()
+        coord.resume()
+        await wait
+        del wait
+        gc.collect()
+        counts.add(sum(isinstance(one, asyncio.Future) and one.get_loop() is loop for one in gc.get_objects()))
+    assert len(counts) == 1

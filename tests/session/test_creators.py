@@ -1,22 +1,24 @@
-"""Session creators: the order of a scaffold, chiefs that initialise once, workers that wait for them."""
+"""Session creators: the order of a scaffold, chiefs that initialise once, workers that wait for them, sessions of a factory."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
-from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double
-from tests.support.waiting import parked, ticks
+from tests.support.hooks import PhaseHook, RequestingHook
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, outcome
+from tests.support.waiting import parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
 
 SCAFFOLD = ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")
+NO_DATA = ah.Scaffold(init_fn=raises_after(1, OSError("no data")))
 
 
 def recording_scaffold(record: list[str], **answers: Any) -> ah.Scaffold:
@@ -34,70 +36,58 @@ def recording_scaffold(record: list[str], **answers: Any) -> ah.Scaffold:
     return ah.Scaffold(**{name: function(name) for name in SCAFFOLD})
 
 
+async def total_of(creator: ah.SessionCreator) -> int:
+    """Open a session and fetch its total."""
+    async with ah.AsyncMonitoredSession(creator) as session:
+        return int(await session.run("total"))
+    raise AssertionError("not reached")
+
+
 # -- the scaffold
 
 
 async def test_the_order_of_a_chiefs_scaffold() -> None:
     """init, ready_for_local_init, local_init, ready: after `begin` and before `after_create_session`."""
     record: list[str] = []
+
+    def noting(phase: str) -> PhaseHook:
+        async def note(*_: object) -> None:
+            record.append(phase)
+
+        return PhaseHook(phase, note)
+
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=recording_scaffold(record))
-
-    async def note(what: str) -> None:
-        record.append(what)
-
-    hooks = [
-        PhaseHook("begin", lambda: note("begin")),
-        PhaseHook("after_create_session", lambda session, coord: note("after_create_session")),
-    ]
-    async with ah.AsyncMonitoredSession(creator, hooks):
+    async with ah.AsyncMonitoredSession(creator, [noting("begin"), noting("after_create_session")]):
         assert record == ["begin", *SCAFFOLD, "after_create_session"]
 
 
 async def test_variables_have_their_values_when_init_is_called() -> None:
-    """`init_fn` finds the initial values, may run the graph, and may assign others."""
+    """`init_fn` finds the initial values, may run the graph, and assign others; the session publishes its steps already."""
+    steps = ah.MemoryStepStore()
 
     async def init(session: ah.Session) -> None:
         assert await session.run("total") == 0
         session.variables.assign({"total": 40})
+        publishers.extend(steps.statistics().publishers)
 
-    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init))
+    publishers: list[str] = []
+    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
     async with ah.AsyncMonitoredSession(creator) as session:
         await session.run("train", {"x": 2})
         assert await session.run("total") == 42
-
-
-async def test_a_session_publishes_while_it_is_created() -> None:
-    """A worker that waits for its steps already knows its publisher, however long the initialisation takes."""
-    steps = ah.MemoryStepStore()
-    publishers: list[tuple[str, ...]] = []
-
-    async def init(session: ah.Session) -> None:
-        publishers.append(steps.statistics().publishers)
-
-    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=init), global_step=steps)
-    async with ah.AsyncMonitoredSession(creator):
-        assert publishers == [steps.statistics().publishers]
-        assert len(publishers[0]) == 1
+        assert (publishers, len(publishers)) == ([*steps.statistics().publishers], 1)
 
 
 async def test_initialising_happens_once_local_initialising_each_time() -> None:
     """A recovery, and a second chief on the same variables, do not initialise again; `local_init_fn` is for every session."""
-    record: list[str] = []
-    variables, graph = ah.Variables(), counting_graph()
-    scaffold = recording_scaffold(record)
-
-    async def lose(run_context: ah.SessionRunContext) -> None:
-        if run_context.attempt == 1:
-            raise ah.AbortedError("lost")
-
-    creator = ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables)
-    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
-    async with ah.AsyncMonitoredSession(creator, [PhaseHook("before_run", lose)], recovery=recovery) as session:
+    record, variables, graph = list[str](), ah.Variables(), counting_graph()
+    creators = [ah.ChiefSessionCreator(graph, scaffold=recording_scaffold(record), variables=variables) for _ in range(2)]
+    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
+    async with ah.AsyncMonitoredSession(creators[0], [lost], recovery=NO_BACKOFF) as session:
         await session.run("train")
         assert record == [*SCAFFOLD, *SCAFFOLD[1:]]
         record.clear()
-        other = ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables)
-        async with ah.AsyncMonitoredSession(other):
+        async with ah.AsyncMonitoredSession(creators[1]):
             assert record == [*SCAFFOLD[1:]]
     assert variables.snapshot() == {"total": 1}
 
@@ -106,36 +96,27 @@ async def test_initialising_happens_once_local_initialising_each_time() -> None:
 @pytest.mark.parametrize("name", ["ready_for_local_init_fn", "ready_fn"])
 async def test_a_chief_whose_model_is_not_ready_fails(name: str, missing: Any) -> None:
     """If a ready function returns names, the creation fails with NotReadyError; the next chief starts from the beginning."""
-    record: list[str] = []
-    variables, graph = ah.Variables(), counting_graph()
+    record, variables = list[str](), ah.Variables()
     scaffold = recording_scaffold(record, **{name: [missing]})
-    creator = ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables)
-    with refused(
-        ah.errors.NotReadyError, "did not make the model ready", "missing, as", "something" if missing is False else str(missing)
-    ):
+    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold, variables=variables)
+    says = "did not make the model ready", "missing, as", "something" if missing is False else str(missing)
+    with refused(ah.errors.NotReadyError, *says):
         await creator.create_session()
     assert record == list(SCAFFOLD[: SCAFFOLD.index(name) + 1])
-    assert not variables.ready
-    assert variables.snapshot() == {}
+    assert (variables.ready, variables.snapshot()) == (False, {})
     record.clear()
-    session = await creator.create_session()
+    await (await creator.create_session()).aclose()
     assert record == list(SCAFFOLD)
-    await session.aclose()
 
 
 @pytest.mark.parametrize("answer", [None, True, [], "", (), {}], ids=repr)
 async def test_what_means_ready(answer: Any) -> None:
-    """None, True and everything empty mean that nothing is missing."""
-    scaffold = recording_scaffold([], ready_for_local_init_fn=[answer], ready_fn=[answer])
-    session = await ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold).create_session()
-    assert await session.run("total") == 0
-
-
-async def test_an_invalid_answer_of_a_ready_function_is_refused() -> None:
-    """A number says neither ready nor what is missing."""
-    scaffold = recording_scaffold([], ready_fn=[5])
+    """None, True and everything empty mean that nothing is missing; a number says neither."""
+    scaffold = recording_scaffold([], ready_for_local_init_fn=[answer, answer], ready_fn=[answer, 5])
+    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold)
+    assert await (await creator.create_session()).run("total") == 0
     with refused(ah.errors.InvalidArgumentError, "5", "None"):
-        await ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold).create_session()
+        await creator.create_session()
 
 
 async def test_a_scaffold_borrows_what_it_does_not_have() -> None:
@@ -147,32 +128,13 @@ async def test_a_scaffold_borrows_what_it_does_not_have() -> None:
     assert ah.Scaffold(copy_from_scaffold=one) == one
 
 
-async def test_a_failed_creation_closes_its_session() -> None:
-    """A session that was made and could not be initialised is closed, of a chief and of a worker."""
-    made: list[ah.Session] = []
-
-    async def fail(session: ah.Session) -> None:
-        made.append(session)
-        raise OSError("no data")
-
-    graph, variables = counting_graph(), ah.Variables()
-    scaffold = ah.Scaffold(local_init_fn=fail)
-    with pytest.raises(OSError, match="no data"):
-        await ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables).create_session()
-    await ah.ChiefSessionCreator(graph, variables=variables).create_session()
-    with pytest.raises(OSError, match="no data"):
-        await ah.WorkerSessionCreator(graph, scaffold=scaffold, variables=variables).create_session()
-    assert [session.closed for session in made] == [True, True]
-
-
 # -- chiefs and workers
 
 
 async def test_workers_wait_for_the_chief() -> None:
     """Workers are woken when the chief's initialisation is complete, and see its values; only it was initialised."""
-    graph, variables, steps = counting_graph(), ah.Variables(), ah.MemoryStepStore()
-    record: list[str] = []
-    gate = asyncio.Event()
+    graph, record, gate = counting_graph(), list[str](), asyncio.Event()
+    shared: dict[str, Any] = {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
 
     async def init(session: ah.Session) -> None:
         session.variables.assign({"total": 100})
@@ -181,144 +143,90 @@ async def test_workers_wait_for_the_chief() -> None:
         record.append("chief has initialised")
 
     async def work(number: int) -> int:
-        creator = ah.WorkerSessionCreator(graph, variables=variables, global_step=steps)
-        async with ah.AsyncMonitoredSession(creator) as session:
+        async with ah.AsyncMonitoredSession(ah.WorkerSessionCreator(graph, **shared)) as session:
             record.append(f"worker {number} starts")
             return int(await session.run("train", {"x": number}))
         raise AssertionError("not reached")
 
-    workers = [asyncio.create_task(work(number)) for number in (1, 2)]
-    await ticks()
-    scaffold = ah.Scaffold(init_fn=init)
-    chief = ah.ChiefSessionCreator(graph, scaffold=scaffold, variables=variables, global_step=steps)
-    entering = asyncio.create_task(ah.AsyncMonitoredSession(chief).__aenter__())
+    workers = [await parked(work(number)) for number in (1, 2)]
+    chief = ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold(init_fn=init), **shared)
+    entering = await parked(ah.AsyncMonitoredSession(chief).__aenter__())
     await ticks()
     assert record == ["chief begins"]
     gate.set()
     session = await entering
     assert await asyncio.gather(*workers) == [1, 2]
     assert record == ["chief begins", "chief has initialised", "worker 1 starts", "worker 2 starts"]
-    assert (await session.run("total"), steps.latest.step) == (103, 2)
+    assert (await session.run("total"), session.global_step.latest.step) == (103, 2)
     await session.aclose()
 
 
-async def test_a_worker_waits_until_its_deadline_exactly() -> None:
+async def test_a_worker_waits_until_its_deadline_exactly(clock: ManualClock) -> None:
     """A worker without a chief gives up when `max_wait_secs` are over, not before, and names no other time."""
-    with ManualClock() as clock:
-        hook = RecordingHook()
-        creator = ah.WorkerSessionCreator(counting_graph(), variables=ah.Variables(), max_wait_secs=100)
-        entering = asyncio.create_task(ah.AsyncMonitoredSession(creator, [hook]).__aenter__())
-        await ticks()
-        clock.advance(99.75)
-        await ticks()
-        assert not entering.done()
-        clock.advance(0.25)
-        with refused(ah.errors.SessionNotReadyError, "within 100 s", "is a chief running") as caught:
-            await entering
-        assert isinstance(caught.value, TimeoutError)
-        assert hook.phases() == ["begin", "close"]
-        assert hook.closed_with == [caught.value]
-        assert clock.pending == 0
+    hook = RecordingHook()
+    creator = ah.WorkerSessionCreator(counting_graph(), variables=ah.Variables(), max_wait_secs=100)
+    entering = await parked(ah.AsyncMonitoredSession(creator, [hook]).__aenter__())
+    await ticks()
+    clock.advance(99.75)
+    await ticks()
+    assert not entering.done()
+    clock.advance(0.25)
+    with refused(ah.errors.SessionNotReadyError, "within 100 s", "is a chief running") as caught:
+        await entering
+    assert isinstance(caught.value, TimeoutError)
+    assert (hook.phases(), hook.closed_with, clock.pending) == (["begin", "close"], [caught.value], 0)
 
 
-async def test_a_worker_is_in_time_at_its_deadline() -> None:
-    """A chief that is ready in the last tick before the deadline is in time."""
-    with ManualClock() as clock:
-        graph, variables = counting_graph(), ah.Variables()
-        worker = ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=100)
-        creating = asyncio.create_task(worker.create_session())
-        await ticks()
-        clock.advance(99.999)
-        await ah.ChiefSessionCreator(graph, variables=variables).create_session()
-        assert await (await creating).run("total") == 0
-
-
-@pytest.mark.parametrize("secs", [None, 1e9])
-async def test_a_worker_may_wait_indefinitely(secs: float | None) -> None:
-    """`max_wait_secs=None` has no deadline."""
-    with ManualClock() as clock:
-        graph, variables = counting_graph(), ah.Variables()
-        worker = ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=secs)
-        creating = asyncio.create_task(worker.create_session())
-        await ticks()
-        clock.advance(1e8)
-        await ticks()
-        assert not creating.done()
-        await ah.ChiefSessionCreator(graph, variables=variables).create_session()
-        await (await creating).aclose()
+@pytest.mark.parametrize(("secs", "waited"), [(100, 99.999), (None, 1e8), (1e9, 1e8)])
+async def test_a_worker_is_in_time_at_its_deadline(clock: ManualClock, secs: float | None, waited: float) -> None:
+    """A chief that is ready in the last tick before the deadline is in time; None is no deadline."""
+    graph, variables = counting_graph(), ah.Variables()
+    creating = await parked(ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=secs).create_session())
+    await ticks()
+    clock.advance(waited)
+    await ticks()
+    assert not creating.done()
+    await ah.ChiefSessionCreator(graph, variables=variables).create_session()
+    assert await (await creating).run("total") == 0
 
 
 async def test_workers_of_a_chief_that_gives_up_fail() -> None:
     """When the chief's session fails before the variables are ready, waiting workers fail with its error as the cause."""
     graph, variables = counting_graph(), ah.Variables()
-    worker = ah.WorkerSessionCreator(graph, variables=variables)
-    waiting = asyncio.create_task(worker.create_session())
-    await ticks()
-
-    async def fail(session: ah.Session) -> None:
-        raise OSError("no data")
-
-    chief = ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=fail))
-    with pytest.raises(OSError, match="no data") as caught:
-        await ah.AsyncMonitoredSession(chief).__aenter__()
-    with refused(ah.PublisherFailedError, "failed: OSError('no data')"):
+    waiting = await parked(ah.WorkerSessionCreator(graph, variables=variables).create_session())
+    chief = ah.ChiefSessionCreator(graph, variables=variables, scaffold=NO_DATA)
+    raised = await outcome(ah.AsyncMonitoredSession(chief))
+    with refused(ah.PublisherFailedError, "failed: OSError('no data')") as caught:
         await waiting
-    error = waiting.exception()
-    assert error is not None
-    assert error.__cause__ is caught.value
+    assert caught.value.__cause__ is raised
 
 
 async def test_two_chiefs_that_begin_together_initialise_once() -> None:
     """Of several chiefs on the same variables one initialises, and the others wait for it."""
-    graph, variables = counting_graph(), ah.Variables()
-    calls: list[int] = []
+    graph, variables, calls = counting_graph(), ah.Variables(), list[int]()
 
     async def init(session: ah.Session) -> None:
         calls.append(1)
         await ticks()
 
-    def chief() -> ah.ChiefSessionCreator:
-        return ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=init))
-
-    await asyncio.gather(chief().create_session(), chief().create_session())
-    assert len(calls) == 1
-    assert variables.ready
-
-
-async def test_a_recovery_makes_the_initial_values_again() -> None:
-    """After an initial value that could not be made, the next attempt makes all of them: none is left of the failed one."""
-    fails, made = [ah.UnavailableError("the weights are away")], iter(range(9))
-
-    def load() -> int:
-        if fails:
-            raise fails.pop()
-        return 5
-
-    graph = ah.Graph()
-    graph.variable("number", lambda: next(made))
-    graph.variable("weights", load)
-    async with ah.AsyncMonitoredSession(graph, recovery=NO_BACKOFF) as session:
-        assert await session.run(["number", "weights"]) == [1, 5]
+    scaffold = ah.Scaffold(init_fn=init)
+    chiefs = [ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold) for _ in range(2)]
+    await asyncio.gather(*(chief.create_session() for chief in chiefs))
+    assert (len(calls), variables.ready) == (1, True)
 
 
 async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
     """Each chief gets the error of its own attempt, a worker that of a chief after which no other was trying."""
     errors = [OSError(f"no file {number}") for number in range(3)]
-    left = errors.copy()
+    left, graph, variables = errors.copy(), ah.Graph(), ah.Variables()
 
     def load() -> int:
         raise left.pop(0)
 
-    graph, variables = ah.Graph(), ah.Variables()
     graph.variable("weights", load)
-
-    async def enter(creator: ah.SessionCreator) -> None:
-        async with ah.AsyncMonitoredSession(creator):
-            pass
-
-    worker = await parked(enter(ah.WorkerSessionCreator(graph, variables=variables)))
-    chiefs = [ah.ChiefSessionCreator(graph, variables=variables) for _ in errors]
-    *raised, of_worker = await asyncio.gather(*map(enter, chiefs), worker, return_exceptions=True)
+    worker = await parked(total_of(ah.WorkerSessionCreator(graph, variables=variables)))
+    chiefs = [total_of(ah.ChiefSessionCreator(graph, variables=variables)) for _ in errors]
+    *raised, of_worker = await asyncio.gather(*chiefs, worker, return_exceptions=True)
     assert raised == errors
     assert isinstance(of_worker, ah.PublisherFailedError)
     assert of_worker.__cause__ is errors[0]
@@ -327,55 +235,159 @@ async def test_a_failed_initial_value_reaches_every_chief_and_worker() -> None:
 @pytest.mark.plain_tasks
 async def test_workers_wait_on_while_another_chief_initialises() -> None:
     """A chief that gives up while another one waits to initialise fails no worker."""
-    fails = [OSError("no data")]
+    fails, graph, variables = [OSError("no data")], counting_graph(), ah.Variables()
 
     async def init(session: ah.Session) -> None:
         await ticks()
         if fails:
             raise fails.pop()
 
-    graph, variables = counting_graph(), ah.Variables()
-
-    async def enter(creator: ah.SessionCreator) -> int:
-        async with ah.AsyncMonitoredSession(creator) as session:
-            return int(await session.run("total"))
-        raise AssertionError("not reached")
-
-    scaffold = ah.Scaffold(init_fn=init)
-    creators: list[ah.SessionCreator] = [ah.WorkerSessionCreator(graph, variables=variables)]
-    creators += [ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold) for _ in range(2)]
-    worker, *chiefs = await asyncio.gather(*map(enter, creators), return_exceptions=True)
-    assert worker == 0
-    assert [str(result) for result in chiefs] == ["no data", "0"]
+    chiefs = [ah.ChiefSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(init_fn=init)) for _ in range(2)]
+    creators: list[ah.SessionCreator] = [ah.WorkerSessionCreator(graph, variables=variables), *chiefs]
+    results = await asyncio.gather(*map(total_of, creators), return_exceptions=True)
+    assert [str(result) for result in results] == ["0", "no data", "0"]
 
 
 async def test_chief_and_worker_may_be_made_of_a_step_function() -> None:
-    """A creator takes whatever a session takes to run: a coroutine function too, and a chief restores its steps."""
-    variables, steps = ah.Variables(), ah.MemoryStepStore()
-    chief = ah.ChiefSessionCreator(double, variables=variables, global_step=steps)
-    worker = ah.WorkerSessionCreator(double, variables=variables, global_step=steps)
-    async with ah.AsyncMonitoredSession(chief) as first, ah.AsyncMonitoredSession(worker) as second:
+    """A creator takes whatever a session takes to run: a coroutine function too."""
+    shared: dict[str, Any] = {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
+    creators = ah.ChiefSessionCreator(double, **shared), ah.WorkerSessionCreator(double, **shared)
+    async with ah.AsyncMonitoredSession(creators[0]) as first, ah.AsyncMonitoredSession(creators[1]) as second:
         assert [await session.run("loss", {"batch": 3}) for session in (first, second)] == [6, 6]
-    assert steps.latest.step == 2
+        assert second.global_step.latest.step == 2
 
 
-async def test_a_creator_may_be_the_users_own() -> None:
-    """Any object with a `graph` and an async `create_session` is a SessionCreator; its store and variables are used."""
-    graph, steps = counting_graph(), ah.MemoryStepStore(10)
+# -- creators and sessions of the user's own
+
+
+class OptionSession(ah.Session):
+    """A session that accepts options, and writes metadata."""
+
+    metadata: list[Any]
+
+    async def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        run_metadata: dict[str, Any] | None = None,
+    ) -> Any:
+        vars(self).setdefault("metadata", []).append(run_metadata)
+        if options is not None and run_metadata is not None:
+            run_metadata["seen"] = dict(options)
+        return await super().run(fetches, feed_dict)
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["bare", "hooked"])
+async def test_a_creator_may_be_the_users_own(hooked: bool) -> None:
+    """Any object with a `graph` and an async `create_session`; options reach its session's `run`, metadata the hooks."""
+    steps, hook = ah.MemoryStepStore(10), RequestingHook("total", None, {"trace": True})
 
     class Creator:
-        created = 0
-
-        @property
-        def graph(self) -> ah.Graph:
-            return graph
+        graph = counting_graph()
 
         async def create_session(self) -> ah.Session:
-            self.created += 1
-            return ah.Session(graph, global_step=steps)
+            self.session = OptionSession(self.graph, global_step=steps)
+            return self.session
 
     creator = Creator()
-    async with ah.AsyncMonitoredSession(creator) as session:
-        await session.run("train")
+    async with ah.AsyncMonitoredSession(creator, [hook] if hooked else []) as session:
         assert session.global_step is steps
-    assert (steps.latest.step, creator.created) == (11, 1)
+        assert await session.run("train", None, {"level": 2}) == 1
+        assert await session.run("train") == 1
+    assert steps.latest.step == 12
+    if hooked:
+        written = [{"seen": {"level": 2, "trace": True}}, {"seen": {"trace": True}}]
+        assert [values.run_metadata for values in hook.values] == written
+    else:
+        assert creator.session.metadata == [{"seen": {"level": 2}}, None]
+
+
+class ClosingSession(ah.Session):
+    """A session that has something to close, and no `run` of its own."""
+
+    closes = 0
+
+    async def aclose(self) -> None:
+        self.closes += 1
+        await super().aclose()
+
+
+async def test_a_factory_makes_each_session_of_a_chief() -> None:
+    """A chief's first session and the one of each recovery come from its factory, are run as others, and closed once."""
+    made, hook = list[ClosingSession](), RequestingHook("total")
+
+    def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
+        made.append(ClosingSession(graph, **parts))
+        return made[-1]
+
+    creator = ah.ChiefSessionCreator(counting_graph(), session_factory=factory)
+    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("once")})
+    async with ah.AsyncMonitoredSession(creator, [lost], recovery=NO_BACKOFF) as session:
+        with refused(ah.errors.FetchError, "neither the caller nor a hook fetches anything"):
+            await session.run([])
+        assert [one.closes for one in made] == [1, 0]
+        assert made[0].variables is made[1].variables
+    assert [one.closes for one in made] == [1, 1]
+    async with ah.AsyncMonitoredSession(creator, [hook]) as session:
+        assert await session.run(["train"]) == [1]
+    assert [values.results for values in hook.values] == [0]
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+async def test_a_training_session_of_another_class(is_chief: bool) -> None:
+    """`monitored_training_session` passes the class to its creator; options reach the `run` of the subclass."""
+    graph, options = counting_graph(), {"variables": ah.Variables(), "log_step_count": None, "session_factory": OptionSession}
+    async with ah.monitored_training_session(graph, **options) as session:  # type: ignore[arg-type]
+        if is_chief:
+            assert await session.run("train", options={"level": 2}) == 1
+        else:
+            async with ah.monitored_training_session(graph, is_chief=False, **options) as worker:  # type: ignore[arg-type]
+                assert await worker.run("train", options={"level": 2}) == 1
+
+
+@pytest.mark.parametrize("kind", ["chief", "worker"])
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        (lambda graph, **parts: None, "returned None; return a Session"),
+        (lambda graph, **parts: ClosingSession(ah.Graph(), **parts), "another graph than it was given"),
+        (lambda graph, **parts: ClosingSession(graph, variables=parts["variables"]), "another global_step"),
+        (lambda graph, **parts: ClosingSession(graph, global_step=parts["global_step"]), "another variables"),
+        (None, "no data"),
+    ],
+)
+async def test_a_session_that_cannot_be_used_is_closed(kind: str, factory: Any, words: str) -> None:
+    """What a factory returns has to be a session of what it was given, and to be initialised."""
+    made: list[Any] = []
+
+    def keeping(graph: ah.Graph, **parts: Any) -> Any:
+        made.append((factory or ClosingSession)(graph, **parts))
+        return made[-1]
+
+    graph, variables = counting_graph(), ah.Variables()
+    scaffold = ah.Scaffold(local_init_fn=None if factory else NO_DATA.init_fn)
+    creator: ah.SessionCreator = ah.ChiefSessionCreator(graph, variables=variables, session_factory=keeping, scaffold=scaffold)
+    if kind == "worker":
+        await ah.ChiefSessionCreator(graph, variables=variables).create_session()
+        creator = ah.WorkerSessionCreator(graph, variables=variables, session_factory=keeping, scaffold=scaffold)
+    raised = await outcome(ah.AsyncMonitoredSession(creator))
+    assert isinstance(raised, ah.errors.InvalidArgumentError if factory else OSError)
+    assert words in str(raised)
+    assert ("session_factory=" in str(raised)) is (factory is not None)
+    assert [one.closes for one in made if one is not None] == [1] * (made[0] is not None)
+
+
+def test_what_is_no_factory_is_refused() -> None:
+    """A factory is a class or a plain function."""
+
+    async def factory(graph: ah.Graph, **parts: Any) -> ah.Session:
+        return ah.Session(graph, **parts)
+
+    wrongs: list[tuple[Any, list[str]]] = [(3, ["session_factory is 3"]), (factory, ["coroutine function", "Scaffold"])]
+    for wrong, words in wrongs:
+        with refused(ah.errors.InvalidArgumentError, *words):
+            ah.ChiefSessionCreator(ah.Graph(), session_factory=wrong)
+        with refused(ah.errors.InvalidArgumentError, *words):
+            ah.WorkerSessionCreator(ah.Graph(), variables=ah.Variables(), session_factory=wrong)

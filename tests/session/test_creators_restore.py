@@ -1,15 +1,17 @@
-"""Sessions that continue from checkpoints, after a restart and after a recovery."""
+"""Sessions that continue from checkpoints, after a restart and after a recovery; what does not fit is refused by name."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import subprocess
 import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiohooks as ah
@@ -31,6 +33,8 @@ from tests.support.saving_sessions import (
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import until_true
 
+LOST = ah.AbortedError("lost")
+
 
 def spoil(path: Path, step: int) -> None:
     """Change one byte of the arrays of the checkpoint of a step."""
@@ -41,29 +45,33 @@ def spoil(path: Path, step: int) -> None:
     file.write_bytes(data)
 
 
+async def uninterrupted(tmp_path: Path, runs: int) -> Any:
+    """Return the values after so many runs in one session."""
+    await train(chief(tmp_path / "whole"), [saving(None)], runs)
+    return await values_at(tmp_path / "whole")
+
+
 # -- restarts
 
 
 @pytest.mark.parametrize("runs", [[1, 9], [4, 6], [3, 0, 3, 4], [1] * 10], ids=repr)
 async def test_a_restart_continues_as_if_uninterrupted(tmp_path: Path, runs: list[int]) -> None:
     """However training is split into sessions, it ends with the same bits, at the same step."""
-    whole = tmp_path / "whole"
-    await train(chief(whole), [saving(None)], 10)
+    whole = await uninterrupted(tmp_path, 10)
     sessions = [await train(chief(tmp_path), [saving(None)], number) for number in runs]
     assert sessions[-1].global_step.latest.step == 10
-    assert same(await values_at(tmp_path), await values_at(whole))
+    assert same(await values_at(tmp_path), whole)
 
 
 async def test_an_error_loses_no_more_than_the_interval(tmp_path: Path) -> None:
     """After an error the next session continues from the last save, and ends with the same bits as without the error."""
-    whole = tmp_path / "whole"
-    await train(chief(whole), [saving(None)], 10)
+    whole = await uninterrupted(tmp_path, 10)
     faults = FaultInjectionHook({("before_run", 8): ValueError("x")})
     with pytest.raises(ValueError, match="x"):
         await train(chief(tmp_path), [faults, saving(None, every=ah.Every(steps=3))], 10)
     assert (await on_disk(tmp_path))[-1] == 6
     await train(chief(tmp_path), [saving(None)], 4)
-    assert same(await values_at(tmp_path), await values_at(whole))
+    assert same(await values_at(tmp_path), whole)
 
 
 async def test_the_order_at_a_restart(tmp_path: Path) -> None:
@@ -86,37 +94,25 @@ async def test_the_order_at_a_restart(tmp_path: Path) -> None:
     assert record == ["begin", "loader 40", "local_init_fn at step 1", "hook 1", "after_create_session with 1 at step 1"]
 
 
-async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path) -> None:
-    """Waiters for a step that was reached before the restart wake; a restored step starts no new epoch."""
+@pytest.mark.parametrize("step", [0, 5])
+async def test_a_step_store_that_is_behind_is_raised(tmp_path: Path, step: int) -> None:
+    """Waiters for a step that was reached before the restart wake; neither that nor one that is there begins a new epoch."""
     await train(chief(tmp_path), [saving(None)], 5)
-    steps = ah.MemoryStepStore()
+    steps, sessions = ah.MemoryStepStore(step), SessionRecorder()
     waiting = asyncio.create_task(steps.wait_for(5))
-    async with ah.AsyncMonitoredSession(chief(tmp_path, global_step=steps), [saving(None)]) as session:
-        assert await waiting == 5
-        assert steps.latest == (1, 5)
+    async with ah.AsyncMonitoredSession(chief(tmp_path, global_step=steps), [saving(None), sessions]) as session:
+        assert (await waiting, steps.latest) == (5, (1, 5))
+        assert sessions.sessions[0].committed_step == 5
         await session.run("train")
     assert await on_disk(tmp_path) == [2, 3, 4, 5, 6]
 
 
-async def test_a_step_store_that_is_there_stays(tmp_path: Path) -> None:
-    """One at the step of the checkpoint begins no new epoch."""
-    await train(chief(tmp_path), [saving(None)], 5)
-    steps = ah.MemoryStepStore(5)
-    async with ah.AsyncMonitoredSession(chief(tmp_path, global_step=steps)):
-        assert steps.latest == (1, 5)
-
-
-async def test_a_restored_step_is_not_saved_again(tmp_path: Path) -> None:
-    """The step that the session began with is on disk already: neither the beginning nor the end saves it."""
+async def test_what_is_restored_is_not_saved_again_nor_kept(tmp_path: Path) -> None:
+    """Neither the beginning nor the end saves that step; a session refers to the values only until a run replaces them."""
     await train(chief(tmp_path), [saving(None)], 2)
     hook = saving(None)
     await train(chief(tmp_path), [hook], 0)
     assert (hook.saved, await on_disk(tmp_path)) == (0, [0, 1, 2])
-
-
-async def test_the_restored_values_are_released(tmp_path: Path) -> None:
-    """A session refers to the restored values only until a run replaces them."""
-    await train(chief(tmp_path), [saving(None)])
     async with ah.AsyncMonitoredSession(chief(tmp_path)) as session:
         first = weakref.ref(await session.run("weights"))
         assert first() is not None
@@ -141,44 +137,32 @@ async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None
 
 async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None:
     """Variables, tracked objects, hooks and the step are restored; the run is repeated and ends with the same bits."""
-    whole = tmp_path / "whole"
-    await train(chief(whole), [saving(None)], 6)
-    record: list[str] = []
+    whole = await uninterrupted(tmp_path, 6)
+    record, steps, seen = list[str](), ah.MemoryStepStore(), list[ah.Position]()
     hook, loader = Remembering("hook", record), Remembering("loader", record)
-    faults = FaultInjectionHook({("before_run", 6): ah.AbortedError("lost")})
-    steps = ah.MemoryStepStore()
-    seen: list[ah.Position] = []
+    hooks = [FaultInjectionHook({("before_run", 6): LOST}), hook, saving(None, every=ah.Every(steps=2))]
     creator = chief(tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader}), global_step=steps)
-    async with ah.AsyncMonitoredSession(
-        creator, [faults, hook, saving(None, every=ah.Every(steps=2))], recovery=NO_BACKOFF
-    ) as session:
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
         for number in range(7):
             loader.count = 10 * number
             await session.run("train")
             seen.append(session.global_step.latest)
     assert seen == [*((1, step) for step in range(1, 6)), (2, 5), (2, 6)]
-    assert record == [
-        "begin",
-        "after_create_session with 0 at step 0",
-        "loader 30",
-        "hook 4",
-        "after_create_session with 4 at step 4",
-    ]
+    created = "after_create_session with {0} at step {0}"
+    assert record == ["begin", created.format(0), "loader 30", "hook 4", created.format(4)]
     assert (await on_disk(tmp_path), hook.count) == ([0, 2, 4, 6], 6)
-    assert same(await values_at(tmp_path), await values_at(whole))
+    assert same(await values_at(tmp_path), whole)
 
 
 async def test_a_recovery_before_the_first_checkpoint(tmp_path: Path) -> None:
     """With nothing to restore it continues with the variables and the step as they are."""
-    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    session = await train(chief(tmp_path), [faults], 5, recovery=NO_BACKOFF)
+    session = await train(chief(tmp_path), [FaultInjectionHook({("before_run", 3): LOST})], 5, recovery=NO_BACKOFF)
     assert session.global_step.latest == (1, 5)
 
 
 async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
     """If a session is lost while its checkpoint is written, that checkpoint is restored, not the one before."""
-    saver = HeldSaver(tmp_path)
-    listened: list[int] = []
+    saver, listened = HeldSaver(tmp_path), list[int]()
 
     class Slow(ah.ChiefSessionCreator):
         async def create_session(self) -> ah.Session:
@@ -188,10 +172,9 @@ async def test_a_recovery_waits_for_the_write(tmp_path: Path) -> None:
             listened.append(session.global_step.latest.step)
             return session
 
-    faults = FaultInjectionHook({("after_run", 4): ah.AbortedError("lost")})
-    creator = Slow(array_graph(), checkpoint_dir=saver)
+    hooks = [FaultInjectionHook({("after_run", 4): LOST}), saving(None, every=ah.Every(steps=3))]
     async with saver:
-        await train(creator, [faults, saving(None, every=ah.Every(steps=3))], 5, recovery=NO_BACKOFF)
+        await train(Slow(array_graph(), checkpoint_dir=saver), hooks, 5, recovery=NO_BACKOFF)
     assert listened == [0, 3]
 
 
@@ -238,14 +221,9 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
     variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
     shared: dict[str, Any] = {"variables": variables, "global_step": steps}
     await train(chief(tmp_path, graph), [saving(None)], 3)
-    worker = ah.WorkerSessionCreator(graph, **shared)
     sessions = SessionRecorder()
-    faults = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
-
-    async def work() -> None:
-        await train(worker, [faults, sessions], 3, recovery=NO_BACKOFF)
-
-    working = asyncio.create_task(work())
+    hooks = [FaultInjectionHook({("before_run", 2): LOST}), sessions]
+    working = asyncio.create_task(train(ah.WorkerSessionCreator(graph, **shared), hooks, 3, recovery=NO_BACKOFF))
     async with ah.AsyncMonitoredSession(chief(tmp_path, graph, **shared), [saving(None)]) as session:
         await working
         await session.run("train")
@@ -256,15 +234,15 @@ async def test_a_worker_never_restores(tmp_path: Path) -> None:
 
 async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
     """If workers advance while a listener is awaited, the values are saved with the step that they belong to."""
-    variables, steps, graph = ah.Variables(), ah.MemoryStepStore(), counting_graph()
-    shared: dict[str, Any] = {"variables": variables, "global_step": steps}
-    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, **shared)) as other:
+    graph, shared = counting_graph(), {"variables": ah.Variables(), "global_step": ah.MemoryStepStore()}
+    async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(graph, **shared)) as other:  # type: ignore[arg-type]
 
         class Meanwhile(ah.CheckpointSaverListener):
             async def before_save(self, session: ah.Session, global_step: int) -> None:
                 await other.run("train")
 
-        await train(ah.ChiefSessionCreator(graph, **shared), [saving(tmp_path, listeners=[Meanwhile()])], 3)
+        hooks = [saving(tmp_path, listeners=[Meanwhile()])]
+        await train(ah.ChiefSessionCreator(graph, **shared), hooks, 3)  # type: ignore[arg-type]
     there = await on_disk(tmp_path)
     assert there == [1, 3, 5, 7]
     assert [(await values_at(tmp_path, step))["total"] for step in there] == there
@@ -298,9 +276,102 @@ async def test_a_directory_has_one_writer(tmp_path: Path) -> None:
         await train(chief(tmp_path), [saving(None)])
 
 
-async def test_the_committed_step_of_a_restored_session(tmp_path: Path) -> None:
-    """It is that of the checkpoint, before the first run."""
-    await train(chief(tmp_path), [saving(None)], 3)
-    sessions = SessionRecorder()
-    async with ah.AsyncMonitoredSession(chief(tmp_path), [sessions]):
-        assert [one.committed_step for one in sessions.sessions] == [3]
+# -- what does not fit
+
+
+def model(**variables: Any) -> ah.Graph:
+    """Return a graph with these variables, and a step that does not change them."""
+    graph = ah.Graph()
+    for name, value in variables.items():
+        graph.variable(name, value)
+    graph.train_op(name="train")(lambda: None)
+    return graph
+
+
+W = np.zeros((3, 2))
+OWN: dict[str, Any] = {"weights": W, "bias": 1}
+SHAPE = "has variable 'weights' with shape (3, 2); here it has shape (2, 3). Was the model changed?"
+MISMATCHES: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "gone": ({"weights": W}, ["loader"], "has the variable 'bias', which would be lost"),
+    "misspelt": ({"weigths": W, "bias": 1}, ["loader"], "has no variable 'weigths': did you mean 'weights'?"),
+    "new": ({**OWN, "scale": 1}, ["loader"], "has no variable 'scale'"),
+    "shape": ({"weights": W.T, "bias": 1}, ["loader"], SHAPE),
+    "no shape": ({"weights": W, "bias": W}, ["loader"], "has variable 'bias' with shape None; here it has shape (3, 2)"),
+    "tracked gone": (OWN, [], "has the tracked object 'loader', which would be lost"),
+    "tracked new": (OWN, ["loader", "sampler"], "has no tracked object 'sampler'"),
+}
+
+
+@pytest.mark.parametrize(("variables", "tracked", "says"), MISMATCHES.values(), ids=MISMATCHES)
+async def test_another_model_is_refused(tmp_path: Path, variables: dict[str, Any], tracked: list[str], says: str) -> None:
+    """The error names what does not fit, before anything is changed; the checkpoint still fits its own model."""
+
+    def creator(model_of: dict[str, Any], tracked: list[str], **options: Any) -> ah.ChiefSessionCreator:
+        scaffold = ah.Scaffold(tracked={name: Remembering(record=record) for name in tracked})
+        return chief(tmp_path, model(**model_of), scaffold=scaffold, **options)
+
+    record: list[str] = []
+    await train(creator(OWN, ["loader"]), [saving(None)], 2)
+    steps, values = ah.MemoryStepStore(), ah.Variables()
+    with refused(ah.errors.CheckpointMismatchError, f"checkpoint {tmp_path}", "step-000000000002", says):
+        await train(creator(variables, tracked, global_step=steps, variables=values), [saving(None)])
+    assert (steps.latest, values.ready, record) == ((1, 0), False, [])
+    session = await train(creator(OWN, ["loader"]), [saving(None)], 1)
+    assert session.global_step.latest.step == 3
+
+
+async def test_a_checkpoint_without_a_session_is_refused(tmp_path: Path) -> None:
+    """A checkpoint that a user's own `Saver` wrote is not restored into a session."""
+    async with ah.Saver(tmp_path) as saver:
+        await saver.save({"variables": {"bias": 1}, "tracked": []}, 3)
+    with refused(ah.errors.CheckpointMismatchError, "has no 'tracked'; was it written by CheckpointSaverHook?"):
+        await train(chief(tmp_path, model(bias=1)))
+
+
+async def test_an_object_that_cannot_load_its_state_is_named(tmp_path: Path) -> None:
+    """Its own error is raised, with a note that names the object."""
+
+    class Failing(Remembering):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError("epoch")
+
+    def creator(tracked: Any) -> ah.ChiefSessionCreator:
+        return chief(tmp_path, model(bias=1), scaffold=ah.Scaffold(tracked={"loader": tracked}))
+
+    await train(creator(Remembering()), [Remembering("mine"), saving(None)])
+    for hook, tracked, what in (
+        (Failing("mine"), Remembering(), "the hook mine"),
+        (Remembering("mine"), Failing(), "the tracked object 'loader'"),
+    ):
+        with pytest.raises(KeyError, match="epoch") as caught:
+            await train(creator(tracked), [hook, saving(None)])
+        assert any(f"loading the state of {what}" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize("save_on_begin", [True, False])
+async def test_two_hooks_of_one_name_are_refused(tmp_path: Path, save_on_begin: bool) -> None:
+    """Their states could not be told apart, so they are refused before the first run, even if nothing is saved yet."""
+    says = "would both be 'Remembering' in a checkpoint", "give each a `name` of its own"
+    for second in (Remembering(), Remembering("Remembering")):
+        with refused(ah.errors.InvalidHookError, *says):
+            hooks = [Remembering(), second, saving(tmp_path, save_on_begin=save_on_begin)]
+            await ah.AsyncMonitoredSession(model(), hooks).__aenter__()
+    assert await on_disk(tmp_path) == []
+    await train(model(), [Remembering(), Remembering()], 1)  # without a saver the names do not matter
+
+
+async def test_hooks_with_names_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each gets its own state back, whatever their order; one without a state is warned of, a state without a hook logged."""
+    caplog.set_level(logging.INFO, logger="aiohooks")
+    await train(chief(tmp_path, model()), [saving(None), Remembering("a"), Remembering(), Remembering("old")], 2)
+    a, other, new = Remembering("a"), Remembering(), Remembering("new")
+    a.count = new.count = 50
+    await train(chief(tmp_path, model()), [new, other, a], 0)
+    assert (a.count, other.count) == (2, 2)
+    assert new.record == ["begin", "after_create_session with 0 at step 2"]
+    parts = [(one.levelname, one.getMessage().partition("step-000000000002.000003 ")[2]) for one in caplog.records]
+    assert [one for one in parts if one[1]] == [
+        ("WARNING", "has no state of the hook new, which starts anew"),
+        ("INFO", "has the state of a hook CheckpointSaverHook, which is not in this session"),
+        ("INFO", "has the state of a hook old, which is not in this session"),
+    ]

@@ -1,11 +1,14 @@
-"""A drain: what was taken is used, nothing new is begun, and then the session stops; it is limited, and a stop wins over it."""
+"""A drain: what was taken is used, nothing new is begun, and then the session stops; it is limited, and a stop wins over it.
+
+What it does in a coordinator alone is in `test_coordinator.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,90 +16,52 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._aio.opening import wait_for_others
-from aiohooks.errors import AbortedError, OutOfRangeError, StopRequestedError
-from aiohooks.session import Steps
 from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, Loader
+from tests.support.sessions import NO_BACKOFF, Loader, Source, failing_step, outcome, same, use_up
 from tests.support.waiting import fail, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
 
-class Source:
-    """Numbers from 0, without an end; says how many were taken, and drains the session when so many are."""
-
-    def __init__(self, drain_at: int = 4) -> None:
-        self.taken = 0
-        self.drain_at = drain_at
-        self.drain: Callable[[], object] | None = None
-
-    def _take(self) -> int:
-        self.taken += 1
-        if self.taken == self.drain_at and self.drain is not None:
-            self.drain()
-        return self.taken - 1
-
-    def plain(self) -> Iterator[int]:
-        while True:
-            yield self._take()
-
-    async def asynchronous(self) -> AsyncIterator[int]:
-        while True:
-            number = self._take()
-            await ticks(3)  # what it does with an element that it has taken
-            yield number
-
-    def feeds(self, kind: str) -> dict[str, Any]:
-        return {"feeds": self.asynchronous() if kind == "async" else self.plain(), "thread": kind == "thread"}
-
-
-async def same(number: int) -> int:
-    return number
-
-
-async def endless() -> None:
-    await forever()
-
-
-async def use(steps: Steps, used: list[Any] | None = None) -> None:
-    """Run a loop of steps to its end."""
-    async for value in steps:
-        if used is not None:
-            used.append(value)
+def drains_at(session: ah.AsyncMonitoredSession, count: int, reason: str | None = None) -> Source:
+    """Make a source that drains the session when so many elements were taken."""
+    return Source(on_take=lambda taken: taken == count and session.request_drain(reason))
 
 
 # -- what is used, and what is not begun
 
 
-@pytest.mark.parametrize("kind", ["async", "plain", "thread"])
+@pytest.mark.parametrize("kind", Source.KINDS)
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 async def test_what_was_taken_is_used_and_nothing_else_is_taken(kind: str, prefetch: int) -> None:
     """Also the element that is just being taken; the session ends cleanly, with the reason of the drain."""
-    source, ends = Source(), RecordingHook()
+    ends, used = RecordingHook(), list[int]()
     async with ah.AsyncMonitoredSession(same, [ends]) as session:
-        source.drain = lambda: session.request_drain("enough")
-        used = [number async for number in session.steps("same", prefetch=prefetch, **source.feeds(kind))]
-        assert used == list(range(4)), "all that was taken, in order"
+        source = drains_at(session, 4, "enough")
+        await use_up(session.steps("same", prefetch=prefetch, **source.feeds(kind)), used)
         assert session.should_stop()
-    assert source.taken == 4
-    assert (session.stop_reason, session.drain_reason) == ("enough", "enough")
-    assert ends.record[-2:] == [("hook", "end"), ("hook", "close")]
-    assert session.status().feeds_unused == 0
+    assert (used, source.taken) == ([0, 1, 2, 3], 4)
+    assert (session.stop_reason, session.drain_reason, session.status().feeds_unused) == ("enough", "enough", 0)
+    assert ends.phases()[-2:] == ["end", "close"]
 
 
-async def test_a_loop_without_feeds_ends() -> None:
-    """The step in progress is finished, and no other begins."""
+@pytest.mark.parametrize("feeds", [None, range(9)], ids=["without feeds", "fed"])
+async def test_a_hook_drains_the_loop(feeds: Any) -> None:
+    """Through its coordinator: the step in progress is finished, and no other begins."""
 
-    async def step() -> None:
-        if session.status().runs == 3:
-            session.request_drain("three steps")
+    async def drain(context: ah.SessionRunContext) -> None:
+        assert context.coord is not None
+        if context.global_step == 3:
+            context.coord.request_drain("three steps")
 
-    async with ah.AsyncMonitoredSession(step) as session:
-        await use(session.steps())
-    assert session.status().runs == 3
-    assert session.stop_reason == "three steps"
+    async with ah.AsyncMonitoredSession(same if feeds else do_nothing_step, [PhaseHook("before_run", drain)]) as session:
+        await use_up(session.steps(feeds=feeds))
+    assert (session.status().runs, session.stop_reason) == (3, "three steps")
+
+
+async def do_nothing_step() -> None:
+    """Do nothing: a step without a parameter."""
 
 
 @pytest.mark.parametrize("waiting", [0, 1, 3])
@@ -113,14 +78,13 @@ async def test_a_queue_is_used_up(waiting: int, batch: int | None) -> None:
         queue.put_nowait(0)
         queue.put_nowait(1)
         puts = [await parked(queue.put(2 + number)) for number in range(waiting)]
-        loop = await parked(use(session.steps("step", feeds=queue, batch=batch), used))
+        loop = await parked(use_up(session.steps("step", feeds=queue, batch=batch), used))
         session.request_drain()
         gate.set()
         await loop
         await asyncio.gather(*puts)
     assert (used if batch is None else [number for one in used for number in one]) == list(range(2 + waiting))
-    assert queue.empty()
-    assert session.stop_reason == "a drain was requested"
+    assert (queue.empty(), session.stop_reason) == (True, "a drain was requested")
 
 
 @pytest.mark.parametrize("thread", [False, True], ids=["by the loop", "by a thread"])
@@ -134,7 +98,7 @@ async def test_an_idle_loop_ends(kind: str, thread: bool) -> None:
     async with ah.AsyncMonitoredSession(same) as session:
         feeds: Any = received() if "generator" in kind else asyncio.Queue[int]()
         options: Any = {"prefetch": int("ahead" in kind), "batch": 3 if kind == "batches" else None}
-        loop = await parked(use(session.steps("same", feeds=feeds, **options)))
+        loop = await parked(use_up(session.steps("same", feeds=feeds, **options)))
         await ticks(20)
         if thread:
             requesting = threading.Thread(target=session.request_drain, args=("idle",))
@@ -153,30 +117,27 @@ async def test_producers_finish_what_they_have_taken() -> None:
 
     async def produce(coord: ah.Coordinator) -> None:
         while True:
-            number = await coord.until(source.get(), drain=True)
-            taken.append(number)
+            taken.append(await coord.until(source.get(), drain=True))
             await gate.wait()  # what it does with the element
-            await coord.until(queue.put(number))
+            await coord.until(queue.put(len(taken)))
 
     for number in range(5):
         source.put_nowait(number)
     async with ah.AsyncMonitoredSession(same) as session:
         producers = [session.start_soon(produce, session.coord) for _ in range(2)]
-        loop = asyncio.ensure_future(use(session.steps("same", feeds=queue, producer=producers), used))
+        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=queue, producer=producers), used))
         await until_true(lambda: len(taken) == 2)
         session.request_drain("enough")
         await ticks(20)
         assert not loop.done()
         gate.set()
         await loop
-    assert (sorted(used), taken) == ([0, 1], [0, 1])
-    assert source.qsize() == 3
-    assert session.stop_reason == "enough"
+    assert (len(used), taken, source.qsize(), session.stop_reason) == (2, [0, 1], 3, "enough")
 
 
 async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
     """Where it does anything else with an element that it has taken, it is not cut off."""
-    messages = asyncio.Queue[int]()
+    messages, used = asyncio.Queue[int](), list[int]()
 
     async def received() -> AsyncIterator[int]:
         while True:
@@ -187,24 +148,19 @@ async def test_a_generator_ends_where_it_waits_for_something_new() -> None:
     for number in (1, 2):
         messages.put_nowait(number)
     async with ah.AsyncMonitoredSession(same) as session:
-        used = list[int]()
-        loop = asyncio.ensure_future(use(session.steps("same", feeds=received()), used))
+        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=received()), used))
         await until_true(lambda: used == [1])
         await ticks()
         assert messages.empty(), "the second one was taken"
         session.request_drain("enough")
         await loop
         assert used == [1, 2]
-        idle = await parked(use(session.steps("same", feeds=received())))
-        await idle
-    assert session.stop_reason == "enough"
+        await use_up(session.steps("same", feeds=received()))
 
 
 async def test_every_loop_finishes_before_the_stop() -> None:
     """The last one that ends requests it; one that was left does not count."""
-    queues = [asyncio.Queue[int](), asyncio.Queue[int]()]
-    used: list[list[int]] = [[], []]
-    gate = asyncio.Event()
+    queues, used, gate = [asyncio.Queue[int](), asyncio.Queue[int]()], [list[int](), list[int]()], asyncio.Event()
 
     async def produce() -> None:
         await gate.wait()
@@ -216,10 +172,10 @@ async def test_every_loop_finishes_before_the_stop() -> None:
         async for _ in left:
             break
         producer = session.start_soon(produce)
-        other = session.start_soon(use, session.steps("same", feeds=queues[1], producer=producer), used[1])
+        other = session.start_soon(use_up, session.steps("same", feeds=queues[1], producer=producer), used[1])
         await ticks()
         session.request_drain("enough")
-        await use(session.steps("same", feeds=queues[0]), used[0])
+        await use_up(session.steps("same", feeds=queues[0]), used[0])
         assert not session.should_stop()
         gate.set()
         await other
@@ -237,45 +193,47 @@ async def test_a_loop_over_passes_ends() -> None:
             async for number in session.steps("same", feeds=range(3)):
                 if passes == 2 and number == 1:
                     session.request_drain("two passes")
-    assert passes == 2
-    assert session.status().runs == 5
+    assert (passes, session.status().runs) == (2, 5)
 
 
 async def test_a_loop_of_ones_own() -> None:
-    """It looks at `should_drain`; runs are made as before, and the session that is left has the reason of the drain."""
+    """It looks at `should_drain`; runs are made as before, the status shows the drain, and its reason is that of the end."""
     async with ah.AsyncMonitoredSession(same) as session:
-        assert not session.should_drain()
-        for number in range(9):
-            if session.should_drain():
-                break
-            await session.run("same", {"number": number})
-            if number == 3:
-                session.request_drain("enough")
-                session.request_drain("later")
-        assert await session.run("same", {"number": 7}) == 7
-        assert not session.should_stop()
+        assert (session.should_drain(), session.status().drain_reason) == (False, None)
+        session.request_drain("enough")
+        session.request_drain("later")
+        assert (session.should_drain(), session.should_stop(), session.status().drain_reason) == (True, False, "enough")
+        assert "\n  draining: enough" in str(session.status())
+        assert await session.run("same", {"batch": 7}) == 7
     assert session.stop_reason == "enough"
+    assert "draining" not in str(session.status())
 
 
-async def test_a_block_that_is_left_by_the_drain() -> None:
-    """The wait's error is a clean end; the reason is that of the drain, for the hooks' `end` too."""
+@pytest.mark.parametrize("when", ["in the block", "in end"])
+async def test_the_reason_at_the_end_of_the_session(when: str) -> None:
+    """It is the drain's: where the block was left by a wait that it ended, for the hooks' `end` too; and as late as in that."""
     reasons = list[str | None]()
 
-    async def end(session: ah.Session) -> None:
-        reasons.append(monitored.stop_reason)
+    async def end(_: object) -> None:
+        if when == "in end":
+            session.request_drain("enough")
+        reasons.append(session.stop_reason)
 
-    monitored = ah.AsyncMonitoredSession(same, [PhaseHook("end", end)])
-    async with monitored:
-        monitored.request_drain("enough")
-        await monitored.until(forever(), drain=True)
-    assert (monitored.stop_reason, reasons) == ("enough", ["enough"])
+    async def use(_: object) -> None:
+        if when == "in the block":
+            session.request_drain("enough")
+            await session.until(forever(), drain=True)
+
+    session = ah.AsyncMonitoredSession(same, [PhaseHook("end", end)])
+    assert await outcome(session, use) is None
+    assert (session.stop_reason, session.drain_reason, reasons[0]) == ("enough", "enough", "enough" if when != "in end" else None)
 
 
 async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
     """The checkpoint of the end has it, and a run that is resumed from it continues with the next element."""
-    loaders = [Loader(), Loader()]
-    used: list[list[int]] = [[], []]
-    for loader, numbers in zip(loaders, used, strict=True):
+    used: list[list[int]] = []
+    for _ in range(2):
+        loader, numbers = Loader(), list[int]()
         creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
         async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
             async for number in session.steps("same", feeds=loader, prefetch=3):
@@ -283,8 +241,8 @@ async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
                 if len(numbers) == 3:
                     await until_true(lambda: session.status().feeds_unused == 3)
                     session.request_drain()
-    assert used[0] == [0, 1, 2, 3, 4, 5]
-    assert used[1] == [6, 7, 8, 9, 10, 11]
+        used.append(numbers)
+    assert used == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
 
 
 # -- with other events
@@ -292,7 +250,7 @@ async def test_the_state_of_feeds_has_what_was_used(tmp_path: Path) -> None:
 
 async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
     """What the restored feeds have is not taken, and is in their state: neither the element of the run nor those before it."""
-    loader, used, failures = Loader(), list[int](), [AbortedError("lost")]
+    loader, used, failures = Loader(), list[int](), [ah.AbortedError("lost")]
 
     async def step(number: int) -> int:
         if number == 5 and failures:
@@ -304,7 +262,7 @@ async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
     creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
     hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2), background=False)]
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-        await use(session.steps("step", feeds=loader, prefetch=2))
+        await use_up(session.steps("step", feeds=loader, prefetch=2))
         assert session.status().recoveries == 1
     assert used == [0, 1, 2, 3, 4]
     assert loader.position == 4, "restored behind step 4: a resumed run takes 4 next"
@@ -314,18 +272,14 @@ async def test_a_recovery_during_a_drain(tmp_path: Path) -> None:
 async def test_a_generator_that_is_not_asked_again_is_said(caplog: pytest.LogCaptureFixture, prefetch: int) -> None:
     """What it would have taken elsewhere stays there."""
     caplog.set_level(logging.INFO, "aiohooks")
-
-    async def step(number: int) -> None:
-        session.request_drain()
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        await use(session.steps(feeds=(one for one in range(100)), prefetch=prefetch))
+    async with ah.AsyncMonitoredSession(same) as session:
+        await use_up(session.steps(feeds=drains_at(session, 1).plain(), prefetch=prefetch))
     assert len([one for one in caplog.messages if "no other element is taken of <generator" in one]) == 1
 
 
 async def test_a_recovery_without_a_checkpoint_uses_the_rest() -> None:
     """Elements of feeds without a state are used all the same."""
-    source, failures = Source(), [AbortedError("lost")]
+    failures, used = [ah.AbortedError("lost")], list[int]()
 
     async def step(number: int) -> int:
         if number == 1 and failures:
@@ -334,8 +288,8 @@ async def test_a_recovery_without_a_checkpoint_uses_the_rest() -> None:
         return number
 
     async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
-        source.drain = session.request_drain
-        used = [number async for number in session.steps("step", prefetch=2, feeds=source.plain())]
+        source = drains_at(session, 4)
+        await use_up(session.steps("step", prefetch=2, feeds=source.plain()), used)
         assert session.status().recoveries == 1
     assert used == [0, 1, 2, 3]
 
@@ -344,16 +298,15 @@ async def test_a_drain_ends_a_pause() -> None:
     """What was taken is to be used; a pause that follows holds the runs, and a stop ends that."""
     async with ah.AsyncMonitoredSession(same) as session:
         session.pause("no space")
-        run = await parked(session.run("same", {"number": 1}))
+        run = await parked(session.run("same", {"batch": 1}))
         session.request_drain()
-        assert await run == 1
-        assert session.pause_reason is None
+        assert (await run, session.pause_reason) == (1, None)
         session.pause("again")
-        run = await parked(session.run("same", {"number": 1}))
+        run = await parked(session.run("same", {"batch": 1}))
         await ticks(20)
         assert not run.done()
         session.request_stop("over")
-        with pytest.raises(StopRequestedError, match="over"):
+        with pytest.raises(ah.StopRequestedError, match="over"):
             await run
 
 
@@ -368,56 +321,36 @@ async def test_a_drain_before_the_session_is_open(phase: str) -> None:
     session = ah.AsyncMonitoredSession(same, [ends, PhaseHook(phase, drain)])
     if phase == "before":
         await drain()
-    async with session:
-        await use(session.steps("same", feeds=range(9)))
-    assert session.status().runs == 0
-    assert session.stop_reason == "not now"
-    assert ends.record[-2:] == [("hook", "end"), ("hook", "close")]
-
-
-async def test_a_drain_while_the_session_ends() -> None:
-    """It changes nothing but the reason, as a stop does."""
-
-    async def drain(session: ah.Session) -> None:
-        monitored.request_drain("too late")
-
-    monitored = ah.AsyncMonitoredSession(same, [PhaseHook("end", drain)])
-    async with monitored:
-        pass
-    assert (monitored.drain_reason, monitored.stop_reason) == ("too late", "too late")
+    assert await outcome(session, lambda _: use_up(session.steps("same", feeds=range(9)))) is None
+    assert (session.status().runs, session.stop_reason, ends.phases()[-2:]) == (0, "not now", ["end", "close"])
 
 
 async def test_a_session_that_waits_for_others_is_not_opened() -> None:
     """Nothing is under way in a worker that waits for its chief; so it is at a stop."""
-    creator = ah.WorkerSessionCreator(same, variables=ah.Variables())
-    session = ah.AsyncMonitoredSession(creator)
+    session = ah.AsyncMonitoredSession(ah.WorkerSessionCreator(same, variables=ah.Variables()))
     opening = await parked(session.__aenter__())
     await ticks()
     session.request_drain("not now")
-    with pytest.raises(StopRequestedError, match="not now"):
+    with pytest.raises(ah.StopRequestedError, match="not now"):
         await opening
     assert session.stop_reason == "not now"
 
 
 async def test_a_recovery_during_a_drain_waits_for_others() -> None:
-    """A run is under way, so its session is created again, however long an engine or a chief takes; a stop ends the wait."""
-    gate, failures = asyncio.Event(), [AbortedError("lost")]
-    graph = ah.Graph()
-
-    @graph.train_op
-    async def train() -> int:
-        if failures:
-            raise failures.pop()
-        return 1
+    """A run is under way, so its session is created again, however long an engine or a chief takes."""
+    gate, created = asyncio.Event(), 0
 
     class Creator(ah.ChiefSessionCreator):
         async def create_session(self) -> ah.Session:
-            if not failures:
+            nonlocal created
+            created += 1
+            if created > 1:
                 await wait_for_others(gate.wait())
             return await super().create_session()
 
-    async with ah.AsyncMonitoredSession(Creator(graph), recovery=NO_BACKOFF) as session:
-        run = await parked(session.run("train"))
+    step = failing_step(ah.AbortedError("lost"))
+    async with ah.AsyncMonitoredSession(Creator(step), recovery=NO_BACKOFF) as session:
+        run = await parked(session.run("loss"))
         await until_true(lambda: session.status().recoveries)
         session.request_drain()
         await ticks(20)
@@ -443,7 +376,7 @@ async def test_it_is_limited(clock: ManualClock) -> None:
 
     async with ah.AsyncMonitoredSession(step) as session:
         steps = session.steps("step", feeds=range(9), prefetch=3)
-        loop = asyncio.ensure_future(use(steps))
+        loop = asyncio.ensure_future(use_up(steps))
         await until_true(lambda: session.drain_reason)
         await ticks()
         clock.advance(19)
@@ -509,168 +442,26 @@ async def test_a_stop_wins() -> None:
     assert (session.stop_reason, session.drain_reason) == ("stopped", None)
 
 
-async def test_a_cancellation_wins() -> None:
-    """It comes out of the loop, and the session has no clean end."""
+@pytest.mark.parametrize("what", ["a cancellation", "a failure"])
+async def test_what_else_wins(what: str) -> None:
+    """It comes out of the run, and the session has no clean end; the failure of a background task is the reason."""
     ends = RecordingHook()
+    session = ah.AsyncMonitoredSession(forever_step, [ends])
 
-    async def drained() -> None:
-        async with ah.AsyncMonitoredSession(endless, [ends]) as session:
-            session.request_drain()
-            await session.run("endless")
+    async def use(_: object) -> None:
+        session.request_drain()
+        if what == "a failure":
+            session.start_soon(fail, ZeroDivisionError("no"))
+        await session.run("forever_step")
 
-    task = await parked(drained())
+    task = await parked(outcome(session, use))
     await ticks(20)
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert ("hook", "end") not in ends.record
+    assert isinstance(await task, asyncio.CancelledError if what == "a cancellation" else ZeroDivisionError)
+    assert "end" not in ends.phases()
+    assert ("ZeroDivisionError" in str(session.stop_reason)) is (what == "a failure")
 
 
-async def test_a_failure_wins() -> None:
-    """Of a background task too: its error comes out, and is the reason."""
-    session = ah.AsyncMonitoredSession(endless)
-
-    async def drained() -> None:
-        async with session:
-            session.request_drain()
-            session.start_soon(fail, ZeroDivisionError("no"))
-            await session.run("endless")
-
-    with pytest.raises(ZeroDivisionError):
-        await drained()
-    assert session.stop_reason is not None
-    assert "ZeroDivisionError" in session.stop_reason
-
-
-def test_its_arguments() -> None:
-    """The reason is a text, the time a number that is not negative."""
-    wrong: Any = 3
-    session = ah.AsyncMonitoredSession(same)
-    with refused(ah.errors.InvalidArgumentError, "reason is 3", "str"):
-        session.request_drain(wrong)
-    with refused(ah.errors.InvalidArgumentError, "secs is -1"):
-        session.request_drain(secs=-1)
-    assert session.drain_reason is None
-
-
-# -- in the coordinator, and what others see of it
-
-
-async def test_waits_during_a_drain() -> None:
-    """One for something new ends, and none begins; others continue, and so does what waits for a stop."""
-    coord = ah.Coordinator()
-    gate = asyncio.Event()
-    new, other = await parked(coord.until(forever(), drain=True)), await parked(coord.until(gate.wait()))
-    drain, stop = await parked(coord.wait_for_drain()), await parked(coord.wait_for_stop())
-    assert not coord.should_drain()
-    coord.request_drain("enough")
-    with pytest.raises(StopRequestedError, match="enough"):
-        await new
-    assert await drain
-    await ticks(20)
-    assert not other.done()
-    assert not stop.done()
-    with pytest.raises(StopRequestedError, match="enough"):
-        await coord.until(forever(), drain=True)
-    assert await coord.wait_for_drain()
-    assert (coord.should_drain(), coord.should_stop(), coord.drain_reason) == (True, False, "enough")
-    assert repr(coord) == "<Coordinator draining: enough, tasks: none>"
-    gate.set()
-    await other
-    coord.request_stop("over")
-    assert await stop
-    assert repr(coord) == "<Coordinator stopping: over, tasks: none>"
-
-
-async def test_a_stop_ends_what_a_drain_ends() -> None:
-    """`should_drain` is true, and those who wait for the drain are woken."""
-    coord = ah.Coordinator()
-    new, drain = await parked(coord.until(forever(), drain=True)), await parked(coord.wait_for_drain())
-    coord.request_stop("over")
-    assert coord.should_drain()
-    assert await drain
-    with pytest.raises(StopRequestedError, match="over"):
-        await new
-
-
-async def test_the_wait_for_a_drain_has_a_time_limit(clock: ManualClock) -> None:
-    """It returns whether there is a drain."""
-    coord = ah.Coordinator()
-    wait = await parked(coord.wait_for_drain(5))
-    clock.advance(5)
-    assert not await wait
-
-
-async def test_a_drain_can_be_cleared(clock: ManualClock) -> None:
-    """With the stop; its time is not limited any more."""
-    coord = ah.Coordinator()
-    await coord.join()
-    coord.request_drain("enough", secs=10)
-    coord.clear_stop()
-    assert (coord.should_drain(), coord.drain_reason, clock.pending) == (False, None, 0)
-    clock.advance(20)
-    await ticks()
-    assert not coord.should_stop()
-    coord.request_drain("again", secs=10)
-    await coord.join()
-    assert clock.pending == 0
-
-
-async def _ends_by_an_error(coord: ah.Coordinator) -> None:
-    await coord.wait_for_drain()
-    raise OutOfRangeError("no more data")
-
-
-async def _ends_by_a_wait(coord: ah.Coordinator) -> None:
-    await coord.until(forever(), drain=True)
-
-
-async def _reports_its_end(coord: ah.Coordinator) -> None:
-    with coord.stop_on_exception():
-        await coord.until(forever(), drain=True)
-
-
-@pytest.mark.parametrize("produce", [_ends_by_an_error, _ends_by_a_wait, _reports_its_end])
-async def test_the_clean_end_of_a_task_is_no_stop(produce: Callable[[ah.Coordinator], Awaitable[None]]) -> None:
-    """Otherwise the first producer that ends would stop those who finish what they have under way; without a drain it does."""
-
-    async def main(coord: ah.Coordinator) -> None:
-        await produce(coord)
-
-    coord = ah.Coordinator()
-    task = coord.start_soon(main, coord)
-    await ticks()
-    coord.request_drain("enough")
-    await asyncio.wait([task])
-    await ticks()
-    assert not coord.should_stop()
-    coord.start_soon(fail, ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        await coord.join()
-
-
-async def test_a_hook_drains_the_session() -> None:
-    """Through its coordinator, the one after a recovery too."""
-
-    async def drain(run_context: ah.SessionRunContext) -> None:
-        assert run_context.coord is not None
-        if run_context.global_step == 3:
-            run_context.coord.request_drain("three steps")
-
-    used = list[int]()
-    graph_step = PhaseHook("before_run", drain)
-    async with ah.AsyncMonitoredSession(same, [graph_step]) as session:
-        await use(session.steps("same", feeds=range(9)), used)
-    assert used == [0, 1, 2]
-
-
-async def test_the_status_shows_it() -> None:
-    """Until the stop, whose reason is the same."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        assert session.status().drain_reason is None
-        session.request_drain("enough")
-        assert session.status().drain_reason == "enough"
-        assert "\n  draining: enough" in str(session.status())
-        session.request_stop()
-        assert "draining" not in str(session.status())
-        assert session.status().drain_reason == "enough"
+async def forever_step() -> None:
+    """Wait until cancelled: a step."""
+    await forever()

@@ -1,4 +1,4 @@
-"""Feeds that are taken ahead of the runs, or by a thread: in order, each used once, none lost without a word."""
+"""The loop over runs and its feeds: in order, each used once, none lost without a word, also if taken ahead or by a thread."""
 
 from __future__ import annotations
 
@@ -11,63 +11,97 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.session.steps import Steps
-from aiohooks.testing import ManualClock
+from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, Loader, counting_graph
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.sessions import NO_BACKOFF, Loader, Source, counting_graph, double, outcome, same, use_up
+from tests.support.waiting import forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
-
-class Source:
-    """Numbers from 0, as an async or a plain iterator, that says how many were taken and whether it was closed."""
-
-    def __init__(self, count: int = 100) -> None:
-        self.count = count
-        self.taken = 0
-        self.closed = False
-
-    async def numbers(self) -> AsyncIterator[int]:
-        try:
-            for number in range(self.count):
-                await asyncio.sleep(0)
-                self.taken += 1
-                yield number
-        finally:
-            await asyncio.sleep(0)
-            self.closed = True
-
-    def plain(self) -> Iterator[int]:
-        try:
-            for number in range(self.count):
-                self.taken += 1
-                yield number
-        finally:
-            self.closed = True
-
-    def feeds(self, kind: str) -> dict[str, Any]:
-        return {"feeds": self.numbers() if kind == "async" else self.plain(), "thread": kind == "thread"}
+KINDS = pytest.mark.parametrize("kind", Source.KINDS)
 
 
-async def same(batch: int) -> int:
-    return batch
+# -- what a step is fed with
 
 
-KINDS = pytest.mark.parametrize("kind", ["async", "plain", "thread"])
+async def test_steps_of_a_graph_are_fed_by_mappings() -> None:
+    """For a graph, and a step with several parameters, an element is a feed mapping."""
+
+    async def add(first: int, second: int = 100) -> dict[str, int]:
+        return {"sum": first + second}
+
+    async with ah.AsyncMonitoredSession(counting_graph()) as session:
+        feeds = [{"x": 1}, None, {session.graph.nodes["x"]: 5}]
+        assert [loss async for loss in session.steps(["loss", "train"], feeds=feeds)] == [[10, 1], [10, 1], [50, 5]]
+        assert not session.should_stop()
+    async with ah.AsyncMonitoredSession(add) as session:
+        feeds = [{"first": 1}, {"first": 1, "second": 2}]
+        assert [total async for total in session.steps("sum", feeds=feeds)] == [101, 3]
+
+
+async def test_the_global_step_does_not_change_how_a_step_is_fed() -> None:
+    """One parameter is fed with the element; a mapping that has its name, in a step with the global step, by name as before."""
+
+    async def add(batch: Any, global_step: int) -> dict[str, Any]:
+        return {"got": (batch, global_step)}
+
+    async with ah.AsyncMonitoredSession(add) as session:
+        feeds = [7, {"batch": 8}, {"other": 9}, None]
+        got = [one async for one in session.steps("got", feeds=feeds)]
+    assert got == [(7, 0), (8, 1), ({"other": 9}, 2), (None, 3)]
+
+
+async def test_steps_without_feeds_end_at_the_stop() -> None:
+    """Without `feeds`, steps continue until a stop; the step during which it came is yielded, and none after it."""
+    async with ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(last_step=4)]) as session:
+        assert [loss async for loss in session.steps("loss")] == [2, 2, 2, 2]
+        assert [loss async for loss in session.steps("loss")] == []
+    assert session.stop_reason == "step 4 reached the last step, 4"
+
+
+async def test_the_loop_may_be_left_early() -> None:
+    """After `break` the rest of the feeds can still be read; what was taken ahead is not lost for another loop."""
+    feeds = iter([1, 2, 3])
+    async with ah.AsyncMonitoredSession(double) as session:
+        async for loss in session.steps("loss", feeds=feeds):
+            assert loss == 2
+            break
+        assert await session.run("loss") == 2
+        assert list(feeds) == [2, 3]
+        steps, used = session.steps("loss", feeds=Source(6).numbers(), prefetch=3), list[int]()
+        async for loss in steps:
+            if loss == 2:
+                break
+        await use_up(steps, used)
+    assert used == [4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("feed", [list(range(20_000)), {"a": 1, "x" * 50_000: 2}, "x" * 50_000], ids=["list", "key", "text"])
+async def test_a_message_is_short_however_large_the_feed(feed: Any) -> None:
+    """It says what to do; the value is shown in part."""
+
+    async def step(a: int, b: int) -> None: ...
+
+    async with ah.AsyncMonitoredSession(step) as session:
+        with pytest.raises(ah.errors.FetchError) as caught:
+            await anext(session.steps(feeds=[feed]))
+    assert 20 < len(str(caught.value)) < 2_100
+
+
+# -- taken ahead, or by a thread
 
 
 @KINDS
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 async def test_every_element_is_used_once_and_in_order(kind: str, prefetch: int) -> None:
     """Whatever is taken ahead, the steps get what they would get without; the iterator is closed behind the last one."""
-    source = Source(12)
+    source, used = Source(12), list[int]()
     async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", prefetch=prefetch, **source.feeds(kind))
-        assert [batch async for batch in steps] == list(range(12))
+        await use_up(session.steps("same", prefetch=prefetch, **source.feeds(kind)), used)
         assert session.status().feeds_unused == 0
-    assert source.closed
+        assert not session.should_stop()
+    assert (used, source.closed) == ([*range(12)], True)
 
 
 @KINDS
@@ -90,32 +124,36 @@ async def test_as_many_as_were_asked_for_are_taken_ahead(kind: str) -> None:
 
 
 @KINDS
+async def test_an_element_is_taken_when_it_is_asked_for(kind: str) -> None:
+    """Without `prefetch`, however long the steps before it took."""
+    source = Source(3)
+    async with ah.AsyncMonitoredSession(same) as session:
+        async for batch in session.steps("same", prefetch=0, **source.feeds(kind)):
+            await ticks(20)
+            assert source.taken == batch + 1
+
+
+@KINDS
 @pytest.mark.parametrize("prefetch", [0, 2])
-async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(kind: str, prefetch: int) -> None:
-    """The steps before it are made; the error is the same object."""
-    error = OSError("no more data")
+@pytest.mark.parametrize("error", [OSError, ah.OutOfRangeError])
+async def test_a_failure_comes_out_of_the_step_that_would_have_got_the_element(
+    kind: str, prefetch: int, error: type[Exception]
+) -> None:
+    """The steps before it are made; the error is the same object, and ends the session cleanly or not as everywhere."""
+    raised, hook, ended = error("no more data"), RecordingHook(fetches="same"), list[int]()
 
-    def plain() -> Iterator[int]:
-        yield 0
-        yield 1
-        raise error
+    def fail(taken: int) -> None:
+        if taken == 3:
+            raise raised
 
-    async def numbers() -> AsyncIterator[int]:
-        for number in plain():
-            yield number
+    session = ah.AsyncMonitoredSession(same, [hook])
 
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(same) as session:
-            feeds = numbers() if kind == "async" else plain()
-            steps = session.steps("same", feeds=feeds, prefetch=prefetch, thread=kind == "thread")
-            seen.extend([await anext(steps), await anext(steps)])
-            await anext(steps)
+    async def use(_: object) -> None:
+        await use_up(session.steps("same", prefetch=prefetch, **Source(9, fail).feeds(kind)))
+        ended.append(1)
 
-    seen: list[int] = []
-    with pytest.raises(OSError, match="no more data") as raised:
-        await use()
-    assert raised.value is error
-    assert seen == [0, 1]
+    assert await outcome(session, use) is (raised if error is OSError else None)
+    assert (hook.results, ended, "end" in hook.phases()) == ([0, 1], [], error is not OSError)
 
 
 @KINDS
@@ -126,11 +164,9 @@ async def test_a_stop_keeps_what_was_not_used(kind: str) -> None:
         steps = session.steps("same", prefetch=2, **source.feeds(kind))
         async for batch in steps:
             if batch == 4:
-                await until_true(lambda: source.taken == 7)
+                await until_true(lambda: session.status().feeds_unused == 2)
                 session.request_stop("enough")
-    assert source.closed
-    assert steps.unused == [5, 6]
-    assert session.status().feeds_unused == 2
+    assert (source.closed, steps.unused, session.status().feeds_unused) == (True, [5, 6], 2)
     assert "elements of feeds taken ahead: 2" in str(session.status())
 
 
@@ -176,8 +212,8 @@ async def test_an_iterator_of_the_users_own_is_not_closed(thread: bool) -> None:
     assert not reader.closed
 
 
-async def test_a_thread_that_hangs_keeps_its_iterator(clock: ManualClock) -> None:
-    """It is left behind at the end of the grace period; a generator that runs cannot be closed, and none is."""
+async def test_a_thread_that_takes_an_element(clock: ManualClock) -> None:
+    """Other tasks run while it blocks. One that hangs is left behind, with its generator, at the end of the grace period."""
     blocked, released = threading.Event(), threading.Event()
 
     def hangs() -> Iterator[int]:
@@ -197,16 +233,6 @@ async def test_a_thread_that_hangs_keeps_its_iterator(clock: ManualClock) -> Non
             await closing
     finally:
         released.set()
-
-
-async def test_another_loop_over_the_same_steps_continues() -> None:
-    """A loop that is left by `break` loses nothing that was taken ahead."""
-    async with ah.AsyncMonitoredSession(same) as session:
-        steps = session.steps("same", feeds=Source(6).numbers(), prefetch=3)
-        async for batch in steps:
-            if batch == 1:
-                break
-        assert [batch async for batch in steps] == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1])
@@ -234,6 +260,7 @@ async def test_a_wait_for_a_feed_ends_at_a_stop(prefetch: int) -> None:
 @pytest.mark.parametrize("phase", ["before_run", "step", "after_run"])
 async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
     """A run that fails before it gives the element back, also where the feeds have ended; one that fails later has used it."""
+    again = False
 
     async def fail(place: str) -> None:
         await ticks(20)
@@ -244,42 +271,15 @@ async def test_an_element_is_used_by_the_commit(phase: str, count: int) -> None:
         await fail("step")
         return batch
 
-    again = False
     hooks = [PhaseHook(place, lambda *_, place=place: fail(place)) for place in ("before_run", "after_run")]
     async with ah.AsyncMonitoredSession(step, hooks) as session:
         steps = session.steps("step", feeds=range(count), prefetch=1)
         with pytest.raises(OSError, match="not yet"):
-            [batch async for batch in steps]
+            await use_up(steps)
         used = 2 if phase == "after_run" else 1
         assert (session.global_step.latest.step, steps.unused[:1]) == (used, [*range(used, count)][:1])
         again = True
         assert [batch async for batch in steps] == [*range(used, count)]
-
-
-@KINDS
-async def test_an_element_is_taken_when_it_is_asked_for(kind: str) -> None:
-    """Without `prefetch`, however long the steps before it took."""
-    source = Source(3)
-    async with ah.AsyncMonitoredSession(same) as session:
-        async for batch in session.steps("same", prefetch=0, **source.feeds(kind)):
-            await ticks(20)
-            assert source.taken == batch + 1
-
-
-async def test_a_thread_that_takes_elements_does_not_stop_the_loop() -> None:
-    """While it blocks, other tasks run."""
-    blocked, released = threading.Event(), threading.Event()
-
-    def slow() -> Iterator[int]:
-        blocked.set()
-        released.wait(60)
-        yield 1
-
-    async with ah.AsyncMonitoredSession(same) as session:
-        running = asyncio.ensure_future(anext(session.steps("same", feeds=slow(), thread=True)))
-        await until_true(blocked.is_set)
-        released.set()
-        assert await running == 1
 
 
 # -- feeds with a state
@@ -301,8 +301,7 @@ async def test_the_state_of_feeds_counts_what_was_used(tmp_path: Path) -> None:
         async with ah.AsyncMonitoredSession(creator, [saver, ah.StopAtStepHook(last_step=last)]) as session:
             async for _ in session.steps("step", feeds=loader, prefetch=4):
                 assert loader.position > used[-1]
-        assert loader.position == last
-        assert session.status().feeds_unused == 0
+        assert (loader.position, session.status().feeds_unused) == (last, 0)
     assert used == list(range(12))
 
 
@@ -326,8 +325,7 @@ async def test_a_recovery_begins_no_other_pass(prefetch: int, count: int) -> Non
         return batch
 
     async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
-        async for _ in session.steps("step", feeds=Passes(count), prefetch=prefetch):
-            pass
+        await use_up(session.steps("step", feeds=Passes(count), prefetch=prefetch))
         assert session.status().recoveries == 1
     assert used == list(range(count))
 
@@ -343,22 +341,15 @@ async def test_a_recovery_during_the_wait_for_restored_feeds(tmp_path: Path) -> 
                     await gate.wait()
                 yield number
 
-    async def fail() -> None:
-        raise ah.AbortedError("lost")
-
-    async def use(steps: Steps) -> None:
-        async for batch in steps:
-            used.append(batch)
-
     loader = Held(6)
     creator = ah.ChiefSessionCreator(same, scaffold=ah.Scaffold(tracked={"data": loader}), checkpoint_dir=tmp_path)
     hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=2), background=False)]
     async with ah.AsyncMonitoredSession(creator, hooks, recovery=NO_BACKOFF) as session:
-        loop = asyncio.ensure_future(use(session.steps("same", feeds=loader, prefetch=1)))
+        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=loader, prefetch=1), used))
         await until_true(lambda: used == [0, 1, 2])
         await ticks(20)
         failed = session.coord
-        failed.start_soon(fail)
+        failed.start_soon(raises_after(0, ah.AbortedError("lost")))
         await until_true(lambda: session.coord is not failed)
         gate.set()
         await loop
@@ -368,8 +359,8 @@ async def test_a_recovery_during_the_wait_for_restored_feeds(tmp_path: Path) -> 
 # -- steps in a thread
 
 
-async def test_a_step_in_a_thread_leaves_the_loop_free() -> None:
-    """Other tasks run while it computes; it is fed and fetched as any other step."""
+async def test_a_step_in_a_thread() -> None:
+    """Other tasks run while it computes; a cancel comes out when the thread has returned, and the run has changed nothing."""
     computing, released = threading.Event(), threading.Event()
 
     def train(batch: int, scale: int = 10) -> dict[str, int]:
@@ -382,27 +373,21 @@ async def test_a_step_in_a_thread_leaves_the_loop_free() -> None:
         await until_true(computing.is_set)
         released.set()
         assert await running == [20, {"loss": 20}]
-    assert await ah.in_thread(train)(3) == {"loss": 30}
-
-
-async def test_a_cancel_waits_for_the_step_in_a_thread() -> None:
-    """The thread cannot be interrupted: the cancel comes out when it has returned, and the run has changed nothing."""
-    computing, released = threading.Event(), threading.Event()
-
-    def train() -> None:
-        computing.set()
-        released.wait(60)
-
-    async with ah.AsyncMonitoredSession(ah.in_thread(train)) as session:
-        running = asyncio.create_task(session.run("train"))
+        computing.clear()
+        released.clear()
+        running = asyncio.create_task(session.run(["loss", "train"], {"batch": 2}))
         await until_true(computing.is_set)
         running.cancel()
         await ticks(10)
         assert not running.done()
         released.set()
         await asyncio.wait([running])
-        assert running.cancelled()
-        assert session.global_step.latest.step == 0
+        assert (running.cancelled(), session.global_step.latest.step) == (True, 1)
+    assert await ah.in_thread(train)(3) == {"loss": 30}
+    assert repr(ah.in_thread(train)).startswith("in_thread(<function test_a_step_in_a_thread")
+
+
+# -- what is refused
 
 
 def test_only_blocking_functions_go_into_a_thread() -> None:
@@ -411,14 +396,6 @@ def test_only_blocking_functions_go_into_a_thread() -> None:
         ah.in_thread(5)  # type: ignore[arg-type]
     with refused(ah.errors.InvalidArgumentError, "is a coroutine function", "leave out in_thread"):
         ah.in_thread(same)
-    assert repr(ah.in_thread(do_nothing_blocking)).startswith("in_thread(<function do_nothing_blocking")
-
-
-def do_nothing_blocking() -> None:
-    """Return."""
-
-
-# -- what is refused
 
 
 @pytest.mark.parametrize(
@@ -439,10 +416,32 @@ def do_nothing_blocking() -> None:
         ({"prefetch": 1, "feeds": asyncio.Queue()}, "a queue holds what its producer puts in"),
         ({"thread": True, "feeds": Source().numbers()}, "thread=True for those that block"),
         ({"thread": True, "feeds": asyncio.Queue()}, "a queue holds"),
+        ({"producer": "a task", "feeds": Source().numbers()}, "session.until(queue.get(), producer=...)"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
     """The error has the values and says what to do: a mapping is one element and not many, batches are for queues."""
     async with ah.AsyncMonitoredSession(counting_graph()) as session:
+        if "producer" in options:
+            options = {**options, "producer": session.start_soon(ticks)}
         with refused(ah.errors.InvalidArgumentError, says):
             session.steps("train", **options)
+
+
+async def test_a_generator_that_has_ended_is_refused() -> None:
+    """It would give no element, and the loop would end without a word."""
+    async with ah.AsyncMonitoredSession(same) as session:
+        for feeds in (Source(1).numbers(), Source(1).plain()):
+            assert [one async for one in session.steps("same", feeds=feeds)] == [0]
+            with refused(ah.errors.InvalidArgumentError, "which has ended", "make a new one"):
+                session.steps("same", feeds=feeds)
+
+
+async def test_statements_without_async_say_what_to_write() -> None:
+    """`with` on a session, `for` over its steps."""
+    session = ah.AsyncMonitoredSession(double)
+    with pytest.raises(TypeError, match="write `async with`"), session:
+        pass
+    async with session:
+        with pytest.raises(TypeError, match="write `async for`"):
+            list(session.steps())  # pyright: ignore

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.stores.memory import MemoryStepStore
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, double, recovery_policy
+from tests.support.sessions import NO_BACKOFF, double, outcome, recovery_policy, use_up
 from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
 
 
-def cleans_up(is_cleaning: asyncio.Event, released: asyncio.Event) -> Callable[..., Awaitable[None]]:
-    """Make a function that waits for a helper task, and cancels and awaits it in the usual way when it is cancelled itself."""
+@pytest.mark.parametrize("what", ["until", "a run", "a step function"])
+async def test_a_cancel_in_the_cleanup_of_what_is_ended(what: str) -> None:
+    """A stop or a failed task ends a wait or a run; the caller is cancelled while that cleans up: the cancel is not lost."""
+    is_cleaning, released, failing = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def helper() -> None:
         try:
@@ -33,48 +34,38 @@ def cleans_up(is_cleaning: asyncio.Event, released: asyncio.Event) -> Callable[.
             is_cleaning.set()
             await released.wait()
 
-    async def call(*_: object) -> None:
+    async def cleans(*_: object) -> None:
         task = asyncio.create_task(helper())
         try:
             await forever()
-        finally:
+        finally:  # the usual way to end a helper
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-
-    return call
-
-
-@pytest.mark.parametrize("what", ["until", "a run", "a step function"])
-async def test_a_cancel_in_the_cleanup_of_what_is_ended(what: str) -> None:
-    """A stop or a failed task ends a wait or a run; the caller is cancelled while that cleans up: the cancel is not lost."""
-    is_cleaning, released, failing = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    cleans = cleans_up(is_cleaning, released)
 
     async def fails() -> None:
         await failing.wait()
         raise ah.AbortedError("lost")
 
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("after_run", cleans)] if what == "a run" else []) as session:
-            session.start_soon(fails)
-            if what == "a run":
-                await session.run("loss")
-            elif what == "until":
-                asyncio.get_running_loop().call_soon(session.request_stop)
-                await session.until(cleans())
-            else:
-                await session.run_step_fn(cleans)
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        session.start_soon(fails)
+        if what == "a run":
+            await session.run("loss")
+        elif what == "until":
+            asyncio.get_running_loop().call_soon(session.request_stop)
+            await session.until(cleans())
+        else:
+            await session.run_step_fn(cleans)
 
-    task = asyncio.create_task(use())
+    hooks = [PhaseHook("after_run", cleans)] if what == "a run" else []
+    task = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, hooks), use))
     await ticks(10)
     failing.set()
     await is_cleaning.wait()
     task.cancel()
     await ticks()
     released.set()
-    await asyncio.wait([task])
-    assert task.cancelled()
+    assert isinstance(await task, asyncio.CancelledError)
 
 
 @pytest.mark.parametrize("how", ["cancels itself", "is cancelled"])
@@ -109,7 +100,7 @@ async def test_a_cancel_by_others_is_not_the_callers(what: str, how: str) -> Non
 @pytest.mark.parametrize("where", ["hook", "step", "step function"])
 async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
     """A wait for the step of any store ends with a stop of the session in whose run it is; a wait elsewhere does not."""
-    other = MemoryStepStore(run="other")
+    other = ah.MemoryStepStore(run="other")
 
     async def wait(*_: object) -> None:
         await other.wait_for(5)
@@ -132,52 +123,74 @@ async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
     assert await elsewhere == 5
 
 
-@pytest.mark.parametrize("waits", [("before_run",), ("after_run",), ("before_run", "after_run"), ()], ids=" and ".join)
-async def test_a_token_of_one_phase_is_valid_in_the_next(waits: tuple[str, ...]) -> None:
+# -- contexts
+
+
+class Sets(ah.SessionRunHook):
+    """Sets the variable in one method, and resets it in another one; waits before that in some."""
+
+    def __init__(self, sets: str, resets: str, waits: tuple[str, ...]) -> None:
+        self.calls, self.waits = {sets: self.set, resets: self.reset}, waits
+
+    def set(self) -> None:
+        self.token = variable.set("inside")
+
+    def reset(self) -> None:
+        variable.reset(self.token)
+
+    async def begin(self) -> None:
+        if "begin" in self.waits:
+            await ticks(2)
+        self.calls.get("begin", int)()
+
+    async def close(self, exc: BaseException | None) -> None:
+        self.calls.get("close", int)()
+
+
+class SetsInRuns(Sets):
+    """The same in runs, in methods that cannot wait."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        self.calls.get("before_run", int)()
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.calls.get("after_run", int)()
+
+
+class WaitsBefore(SetsInRuns):
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        await ticks(2)
+        await super().before_run(run_context)
+
+
+class WaitsAfter(SetsInRuns):
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        await ticks(2)
+        await super().after_run(run_context, run_values)
+
+
+class WaitsInBoth(WaitsBefore, WaitsAfter):
+    pass
+
+
+@pytest.mark.parametrize("kind", [SetsInRuns, WaitsBefore, WaitsAfter, WaitsInBoth])
+async def test_a_token_of_one_phase_is_valid_in_the_next(kind: type[Sets]) -> None:
     """A variable that `before_run` sets and `after_run` resets: the step sees it, and afterwards it is as before."""
     seen: list[str] = []
-
-    class Sets(ah.SessionRunHook):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            self.token = variable.set("in the run")
-
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-            variable.reset(self.token)
-
-    class Waits(Sets):
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            if "before_run" in waits:
-                await ticks(2)
-            await super().before_run(run_context)
-
-    class WaitsAfter(Waits):
-        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-            await ticks(2)
-            await super().after_run(run_context, run_values)
 
     async def step() -> None:
         seen.append(variable.get())
 
-    hook = WaitsAfter() if "after_run" in waits else Waits() if waits else Sets()
-    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+    async with ah.AsyncMonitoredSession(step, [kind("before_run", "after_run", ())]) as session:
         for _ in range(2):
             await session.run("step")
             seen.append(variable.get())
-    assert seen == ["in the run", "outside"] * 2
+    assert seen == ["inside", "outside"] * 2
 
 
 async def test_a_token_of_the_beginning_is_valid_at_the_end() -> None:
     """A variable that `begin` sets and `close` resets is set in the session's block, and not afterwards."""
-
-    class Sets(ah.SessionRunHook):
-        async def begin(self) -> None:
-            await ticks(2)
-            self.token = variable.set("inside")
-
-        async def close(self, exc: BaseException | None) -> None:
-            variable.reset(self.token)
-
-    async with ah.AsyncMonitoredSession(double, [Sets()]) as session:
+    async with ah.AsyncMonitoredSession(double, [Sets("begin", "close", ("begin",))]) as session:
         assert variable.get() == "inside"
         await session.run("loss")
     assert variable.get() == "outside"
@@ -199,14 +212,16 @@ async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
     async with ah.AsyncMonitoredSession(double, [hook(9), hook(7), hook(8)]) as session:
         await session.run("loss")
     assert precisions == [(7, 7), (8, 8), (9, 9)]
-    assert decimal.getcontext().prec == 28
-    assert variable.get() == "hook 8"
+    assert (decimal.getcontext().prec, variable.get()) == (28, "hook 8")
+
+
+# -- what is kept of what a wait has taken
 
 
 @pytest.mark.parametrize("ends", ["gives up", "is cancelled"])
-async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str) -> None:
+async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str, clock: ManualClock) -> None:
     """A recovery that gives up, or is cancelled: the element of its run has made no step, and is not lost."""
-    used: list[int] = []
+    used, made = list[int](), list[Any]()
 
     async def train(item: int) -> dict[str, int]:
         if item == 2:
@@ -214,46 +229,16 @@ async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str) -> 
         used.append(item)
         return {"loss": item}
 
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        made.append(session.steps("loss", feeds=range(6), prefetch=1))
+        await use_up(made[0])
+
     policy = recovery_policy(max_attempts=0) if ends == "gives up" else ah.RecoveryPolicy(backoff=ah.Backoff(5, jitter=False))
-    made: list[Any] = []
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(train, recovery=policy) as session:
-            made.append(session.steps("loss", feeds=range(6), prefetch=1))
-            async for _ in made[0]:
-                pass
-
-    with ManualClock() as clock:
-        task = asyncio.create_task(use())
-        await until_true(lambda: task.done() or (ends == "is cancelled" and clock.pending))
-        task.cancel()
-        await asyncio.wait([task])
-    assert used == [0, 1]
-    assert made[0].unused[0] == 2
-
-
-async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
-    """The caller is cancelled in the turn in which its element comes out of the queue: the next loop gets that first."""
-    queue: asyncio.Queue[int] = asyncio.Queue()
-    async with ah.AsyncMonitoredSession(double) as session:
-        steps = session.steps("loss", feeds=queue)
-
-        async def loop() -> int:
-            async for loss in steps:
-                return int(loss)
-            raise AssertionError("it ended")
-
-        for passes in range(6):
-            waiting = await parked(loop())
-            await ticks()
-            queue.put_nowait(passes)
-            await ticks(passes)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            if waiting.cancelled():
-                assert await loop() == 2 * passes
-            else:
-                assert waiting.result() == 2 * passes
+    task = asyncio.create_task(outcome(ah.AsyncMonitoredSession(train, recovery=policy), use))
+    await until_true(lambda: task.done() or (ends == "is cancelled" and clock.pending))
+    task.cancel()
+    await asyncio.wait([task])
+    assert (used, made[0].unused[0]) == ([0, 1], 2)
 
 
 async def test_all_feeds_are_taken_in_one_task() -> None:
@@ -274,43 +259,17 @@ async def test_all_feeds_are_taken_in_one_task() -> None:
 
 async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """A caller of `until` is cancelled as an element comes: it is left in the queue, returned, or a warning has it."""
-    warned = 0
+    coord, warned = ah.Coordinator(), 0
     for passes in range(6):
-        async with ah.AsyncMonitoredSession(double) as session:
-            caplog.clear()
-            queue: asyncio.Queue[int] = asyncio.Queue()
-            waiting = asyncio.create_task(session.until(queue.get()))
-            await ticks(5)
-            queue.put_nowait(7)
-            await ticks(passes)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            said = "a wait was cancelled as its result came, which is lost: 7" in caplog.text
-            assert (queue.qsize(), said, waiting.cancelled()) in {(1, False, True), (0, True, True), (0, False, False)}
-            warned += said
+        caplog.clear()
+        queue: asyncio.Queue[int] = asyncio.Queue()
+        waiting = await parked(coord.until(queue.get()))
+        await ticks(5)
+        queue.put_nowait(7)
+        await ticks(passes)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        said = "a wait was cancelled as its result came, which is lost: 7" in caplog.text
+        assert (queue.qsize(), said, waiting.cancelled()) in {(1, False, True), (0, True, True), (0, False, False)}
+        warned += said
     assert warned
-
-
-@pytest.mark.parametrize("passes", range(1, 6))
-async def test_an_error_that_meets_the_end_of_its_session_is_said(passes: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A hook fails as its session is closed because of another error: its own is raised by the run, or in the log."""
-    failing = asyncio.Event()
-
-    async def fail(*_: object) -> None:
-        await failing.wait()
-        raise ah.AbortedError("of the hook")
-
-    runs: list[asyncio.Task[Any]] = []
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", fail)], recovery=NO_BACKOFF) as session:
-            runs.append(asyncio.create_task(session.run("loss", {"batch": 1})))
-            await ticks(5)
-            failing.set()
-            await ticks(passes)
-            raise OSError("of the block")
-
-    with pytest.raises(OSError, match="of the block"):
-        await use()
-    await asyncio.wait(runs)
-    assert "of the hook" in f"{caplog.text} {runs[0].exception()!r}"

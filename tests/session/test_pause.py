@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import os
 import signal
 import threading
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.sessions import NO_BACKOFF, Source, counting_graph, double, outcome, same, use_up
+from tests.support.waiting import fail, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
-YIELDS: list[float | None] = [0.005, None]
 
-
-async def step() -> dict[str, int]:
-    return {"loss": 1}
-
-
-@pytest.mark.parametrize("yield_secs", YIELDS)
+@pytest.mark.parametrize("yield_secs", [0.005, None])
 async def test_no_run_begins_during_a_pause(yield_secs: float | None) -> None:
     """The first reason is kept and in the status; `resume` lets the next run begin, and a second pause holds again."""
-    async with ah.AsyncMonitoredSession(step, yield_secs=yield_secs) as session:
+    session = ah.AsyncMonitoredSession(double, yield_secs=yield_secs)
+    session.pause("not open yet")
+    async with session:
         for number in range(1, 4):
-            session.pause("the disk is full")
             session.pause("later")
-            assert session.pause_reason == session.status().pause_reason == "the disk is full"
-            assert "paused: the disk is full" in str(session.status())
+            assert session.pause_reason == session.status().pause_reason == ("not open yet" if number == 1 else "later")
+            assert f"paused: {session.pause_reason}" in str(session.status())
             run = asyncio.ensure_future(session.run("loss"))
             await ticks(20)
-            assert not run.done()
-            assert session.status().runs == number - 1
+            assert (run.done(), session.status().runs) == (False, number - 1)
             session.resume()
             session.resume()
-            assert await run == 1
-            assert session.pause_reason is None
+            assert (await run, session.pause_reason) == (2, None)
 
 
 async def test_the_run_in_progress_is_finished() -> None:
@@ -56,8 +45,7 @@ async def test_the_run_in_progress_is_finished() -> None:
         order.append(number)
 
     async with ah.AsyncMonitoredSession(wait) as session:
-        first = await parked(session.run((), {"number": 1}))
-        others = [await parked(session.run((), {"number": number})) for number in (2, 3)]
+        first, *others = [await parked(session.run((), {"number": number})) for number in (1, 2, 3)]
         session.pause()
         gate.set()
         await first
@@ -70,114 +58,53 @@ async def test_the_run_in_progress_is_finished() -> None:
 
 async def test_the_loop_of_steps_takes_no_feed() -> None:
     """It waits before the next element, so that a stop during the pause loses none."""
-    taken: list[int] = []
-
-    def feeds() -> Any:
-        for number in range(5):
-            taken.append(number)
-            yield number
-
-    async def use(number: int) -> None:
-        if number == 1:
-            session.pause()
-
-    async with ah.AsyncMonitoredSession(use) as session:
-        loop = asyncio.ensure_future(drain(session.steps(feeds=feeds())))
+    source = Source(on_take=lambda taken: taken == 2 and session.pause())
+    async with ah.AsyncMonitoredSession(same) as session:
+        loop = asyncio.ensure_future(use_up(session.steps(feeds=source.plain())))
         await ticks(50)
-        assert taken == [0, 1]
         session.request_stop("enough")
         await loop
-    assert taken == [0, 1]
+    assert source.taken == 2
 
 
-async def drain(steps: Any) -> None:
-    async for _ in steps:
-        pass
+@pytest.mark.parametrize("how", ["stop", "failure", "close"])
+async def test_what_ends_the_wait(how: str) -> None:
+    """For all who wait: the run raises what leaves the block cleanly, or the failure of a task, and nothing of it is done."""
 
-
-@pytest.mark.parametrize("queued", [False, True])
-async def test_a_stop_ends_the_wait(queued: bool) -> None:
-    """As everywhere: the run raises what leaves the block cleanly, and nothing of it is done."""
-    async with ah.AsyncMonitoredSession(step) as session:
+    async def use(_: object) -> None:
         session.pause()
-        runs = [asyncio.ensure_future(session.run("loss")) for _ in range(1 + queued)]
+        runs = [asyncio.ensure_future(session.run("loss")) for _ in range(2)]
         await ticks(10)
-        session.request_stop("over")
-        for run in runs:
-            with pytest.raises(ah.errors.StopRequestedError, match="over"):
-                await run
+        if how == "close":
+            await session.aclose()
+        elif how == "failure":
+            session.start_soon(fail, ZeroDivisionError())
+        else:
+            session.request_stop("over")
+        raised.extend(await asyncio.gather(*runs, return_exceptions=True))
+
+    raised: list[BaseException] = []
+    session = ah.AsyncMonitoredSession(double)
+    assert isinstance(await outcome(session, use), ZeroDivisionError | None)
+    expected = {"stop": (ah.StopRequestedError,), "failure": (ZeroDivisionError,)}
+    ends = expected.get(how, (ah.StopRequestedError, ah.errors.SessionClosedError))
+    assert [isinstance(one, ends) for one in raised] == [True, True]
     assert session.status().runs == 0
 
 
-async def test_a_wait_that_is_over_leaves_nothing() -> None:
-    """However often the session is paused."""
-    loop = asyncio.get_running_loop()
-
-    def futures() -> int:
-        gc.collect()
-        return sum(isinstance(one, asyncio.Future) and one.get_loop() is loop for one in gc.get_objects())
-
-    counts: set[int] = set()
-    async with ah.AsyncMonitoredSession(step) as session:
-        for _ in range(3):
-            session.pause()
-            wait = await parked(session.coord.wait_for_resume())
-            session.resume()
-            await wait
-            del wait
-            counts.add(futures())
-    assert len(counts) == 1
-
-
-async def test_a_cancellation_ends_the_wait() -> None:
-    """Only that of its own task; the others continue to wait."""
-    async with ah.AsyncMonitoredSession(step) as session:
-        session.pause()
-        cancelled, other = asyncio.ensure_future(session.run("loss")), asyncio.ensure_future(session.run("loss"))
-        await ticks(10)
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
-        assert not other.done()
-        session.resume()
-        assert await other == 1
-
-
-async def test_a_failed_background_task_ends_the_wait() -> None:
-    """Its error comes out of the run that waits; one that is recovered from waits for the end of the pause."""
-
-    async def fail(error: Exception) -> None:
-        raise error
-
-    async def failing() -> None:
-        async with ah.AsyncMonitoredSession(step) as session:
-            session.pause()
-            session.start_soon(fail, ZeroDivisionError())
-            await session.run("loss")
-
-    with pytest.raises(ZeroDivisionError):
-        await failing()
+async def test_what_does_not_end_the_wait() -> None:
+    """A cancellation ends that of its own task only; a failure that is recovered from waits for the end of the pause."""
     async with ah.AsyncMonitoredSession(counting_graph(), recovery=NO_BACKOFF) as session:
         session.pause()
+        cancelled, other = asyncio.ensure_future(session.run("train")), asyncio.ensure_future(session.run("train"))
         session.coord.start_soon(fail, ah.errors.AbortedError())
-        run = asyncio.ensure_future(session.run("loss"))
-        await ticks(20)
-        assert not run.done()
-        assert session.status().recoveries == 0
-        session.resume()
-        await run
-        assert session.status().recoveries == 1
-
-
-async def test_leaving_the_block_during_a_pause() -> None:
-    """The session ends; a run of another task ends with it, without an error of its own."""
-    async with ah.AsyncMonitoredSession(step) as session:
-        session.pause()
-        run = asyncio.ensure_future(session.run("loss"))
         await ticks(10)
-    with contextlib.suppress(ah.errors.StopRequestedError, ah.errors.SessionClosedError):
-        await run
-    assert session.status().runs == 0
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await ticks(10)
+        assert (cancelled.cancelled(), other.done(), session.status().recoveries) == (True, False, 0)
+        session.resume()
+        assert (await other, session.status().recoveries) == (1, 1)
 
 
 async def test_a_hook_pauses_the_session() -> None:
@@ -193,13 +120,12 @@ async def test_a_hook_pauses_the_session() -> None:
         await asyncio.to_thread(run_context.coord.pause, "no space")
         run_context.coord.start_soon(wait, run_context.coord)
 
-    async with ah.AsyncMonitoredSession(step, [PhaseHook("before_run", pause)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", pause)]) as session:
         await session.run("loss")
         assert session.coord.pause_reason == "no space"
         again = await parked(session.run("loss"))
         await ticks(10)
-        assert not again.done()
-        assert not resumed
+        assert (again.done(), resumed) == (False, [])
         thread = threading.Thread(target=session.resume)
         thread.start()
         await again
@@ -209,42 +135,18 @@ async def test_a_hook_pauses_the_session() -> None:
     assert session.status().runs == 2
 
 
-async def test_a_pause_before_the_session_opens() -> None:
-    """It holds the first run."""
-    session = ah.AsyncMonitoredSession(step)
-    session.pause("not yet")
-    async with session:
-        run = asyncio.ensure_future(session.run("loss"))
-        await ticks(10)
-        assert not run.done()
-        session.resume()
-        await run
-
-
-def test_its_arguments() -> None:
-    """The reason is a text; the signals of a policy are different ones that can be handled."""
-    wrong: Any = 3
-    with refused(ah.errors.InvalidArgumentError, "reason is 3", "str"):
-        ah.AsyncMonitoredSession(step).pause(wrong)
-    both: dict[str, Any] = {"pause": signal.SIGUSR1, "resume": signal.SIGUSR1}
-    for options in ({"pause": signal.SIGTERM}, {"pause": signal.SIGKILL}, {"pause": 10}, both):
-        with refused(ah.errors.InvalidArgumentError, "give a signal of its own"):
-            ah.SignalPolicy(**options)
-
-
 @pytest.mark.plain_tasks
 async def test_signals_pause_and_resume() -> None:
     """They stop nothing, however many come; the signals for a stop work as before, during a pause as well."""
     policy = ah.SignalPolicy(signals=(signal.SIGTERM,), pause=signal.SIGUSR1, resume=signal.SIGUSR2)
     before = [signal.getsignal(number) for number in policy.handled]
-    async with ah.AsyncMonitoredSession(step, handle_signals=policy) as session:
+    async with ah.AsyncMonitoredSession(double, handle_signals=policy) as session:
         for _ in range(4):
             os.kill(os.getpid(), signal.SIGUSR1)
             await until_true(lambda: session.pause_reason == "SIGUSR1 received")
             os.kill(os.getpid(), signal.SIGUSR2)
             await until_true(lambda: session.pause_reason is None)
         assert not session.should_stop()
-        assert await session.run("loss") == 1
         os.kill(os.getpid(), signal.SIGUSR1)
         await until_true(lambda: session.pause_reason)
         run = asyncio.ensure_future(session.run("loss"))
@@ -258,7 +160,7 @@ async def test_signals_pause_and_resume() -> None:
 async def test_a_pause_is_no_stall(clock: ManualClock) -> None:
     """A watchdog does not report what waits because of it."""
     watchdog = ah.WatchdogHook(10.0, wait_secs=10.0)
-    async with ah.AsyncMonitoredSession(step, [watchdog]) as session:
+    async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
         await session.run("loss")
         session.pause()
         run = await parked(session.run("loss"))

@@ -1,4 +1,4 @@
-"""Feeds out of a queue: batches, what is counted as done, the end by a shutdown; nothing that was accepted stays behind."""
+"""Feeds out of a queue: batches, what is counted as done, the end by producers or a shutdown; nothing accepted stays behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiohooks.errors import notes_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF
+from tests.support.sessions import NO_BACKOFF, do_nothing, same, use_up
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -28,22 +28,20 @@ def filled(*elements: Any) -> asyncio.Queue[Any]:
     return queue
 
 
-async def same(batch: Any) -> Any:
-    return batch
-
-
-async def finished() -> None:
-    """A producer that has nothing to produce."""
+async def put(queue: asyncio.Queue[int], number: int) -> None:
+    """Put so many items into the queue, and finish."""
+    for item in range(number):
+        await queue.put(item)
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (20, [7])])
 @pytest.mark.parametrize("max_wait_secs", [None, 0, 5])
 async def test_batches_are_lists_of_up_to_so_many(batch: int, sizes: list[int], max_wait_secs: float | None) -> None:
     """In order; the last one has what is left."""
+    batches: list[list[int]] = []
     async with ah.AsyncMonitoredSession(same) as session:
-        producer = session.start_soon(finished)
-        options: Any = {"feeds": filled(*range(7)), "producer": producer, "batch": batch, "max_wait_secs": max_wait_secs}
-        batches = [one async for one in session.steps("same", **options)]
+        options: Any = {"producer": session.start_soon(do_nothing), "batch": batch, "max_wait_secs": max_wait_secs}
+        await use_up(session.steps("same", feeds=filled(*range(7)), **options), batches)
     assert [len(one) for one in batches] == sizes
     assert [element for one in batches for element in one] == [*range(7)]
 
@@ -92,10 +90,30 @@ async def test_a_stop_and_a_cancel_keep_a_part_of_a_batch() -> None:
     assert steps.unused == [4]
 
 
+async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
+    """The caller is cancelled in the turn in which its element comes out of the queue: the next loop gets that first."""
+    queue = filled()
+    async with ah.AsyncMonitoredSession(same) as session:
+        steps = session.steps("same", feeds=queue)
+
+        async def loop() -> Any:
+            async for one in steps:
+                return one
+
+        for passes in range(6):
+            waiting = await parked(loop())
+            await ticks()
+            queue.put_nowait(passes)
+            await ticks(passes)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert (await loop() if waiting.cancelled() else waiting.result()) == passes
+
+
 @pytest.mark.parametrize("batch", [None, 2])
 async def test_an_element_is_done_when_its_step_is(batch: int | None) -> None:
     """`queue.join()` waits for the steps: not for an element that was only taken, nor for one whose run has failed."""
-    queue, held = filled(1, 2), asyncio.Event()
+    queue, held, failed = filled(1, 2), asyncio.Event(), list[Any]()
 
     async def step(batch: Any) -> None:
         await held.wait()
@@ -103,7 +121,6 @@ async def test_an_element_is_done_when_its_step_is(batch: int | None) -> None:
             failed.append(batch)
             raise OSError("not yet")
 
-    failed: list[Any] = []
     async with ah.AsyncMonitoredSession(step) as session:
         steps = session.steps(feeds=queue, batch=batch)
         joining = asyncio.create_task(queue.join())
@@ -123,16 +140,16 @@ async def test_an_element_is_done_when_its_step_is(batch: int | None) -> None:
 
 async def test_an_element_is_done_once_after_a_recovery() -> None:
     """A repeated run counts once."""
-    queue, errors = filled(1, 2), [ah.UnavailableError("away"), ah.UnavailableError("again")]
+    queue, errors, used = filled(1, 2), [ah.UnavailableError("away"), ah.UnavailableError("again")], list[int]()
 
     async def fail(*_: object) -> None:
         if errors:
             raise errors.pop()
 
     async with ah.AsyncMonitoredSession(same, [PhaseHook("before_run", fail)], recovery=NO_BACKOFF) as session:
-        producer = session.start_soon(finished)
-        assert [one async for one in session.steps("same", feeds=queue, producer=producer)] == [1, 2]
+        await use_up(session.steps("same", feeds=queue, producer=session.start_soon(do_nothing)), used)
         await queue.join()
+    assert used == [1, 2]
 
 
 async def test_a_program_that_counts_what_is_done_as_well_is_an_error() -> None:
@@ -153,36 +170,75 @@ async def test_a_program_that_counts_what_is_done_as_well_is_an_error() -> None:
 @pytest.mark.parametrize("when", ["before", "during"])
 async def test_the_shutdown_of_the_queue_is_its_end(batch: int | None, when: str) -> None:
     """What is in it is used first; the same error of anything else is a failure."""
-    queue: Any = filled(1, 2, 3)
-
-    async def use() -> None:
-        async for one in session.steps("same", feeds=queue, batch=batch):
-            used.extend([one] if batch is None else one)
-
-    used: list[int] = []
+    queue, used = filled(1, 2, 3), list[Any]()
     async with ah.AsyncMonitoredSession(same) as session:
         if when == "before":
-            queue.shutdown()
-        loop = asyncio.ensure_future(use())
+            queue.shutdown()  # type: ignore[attr-defined,unused-ignore]
+        loop = asyncio.ensure_future(use_up(session.steps("same", feeds=queue, batch=batch), used))
         await until_true(lambda: queue.empty())
-        queue.shutdown()
+        queue.shutdown()  # type: ignore[attr-defined,unused-ignore]
         await loop
         await queue.join()
-    assert used == [1, 2, 3]
+    assert used == ([1, 2, 3] if batch is None else [[1, 2], [3]])
     assert session.stop_reason is None
     with pytest.raises(asyncio.QueueShutDown):  # type: ignore[attr-defined,unused-ignore]
         async with ah.AsyncMonitoredSession(same) as session:
             await session.until(queue.get())
 
 
-async def test_a_generator_that_has_ended_is_refused() -> None:
-    """It would give no element, and the loop would end without a word."""
+# -- producers
 
-    async def numbers() -> AsyncIterator[int]:
-        yield 1
+
+async def test_a_loop_over_a_queue_ends_at_a_stop() -> None:
+    """Without a producer a loop over a queue waits for the next item until a stop is requested."""
+    async with ah.AsyncMonitoredSession(same, [ah.StopAtStepHook(last_step=3)]) as session:
+        queue = filled(*range(10))
+        assert [one async for one in session.steps("same", feeds=queue)] == [0, 1, 2]
+        assert queue.qsize() == 7
+    async with ah.AsyncMonitoredSession(same) as session:
+        session.start_soon(ticks).add_done_callback(lambda _: session.request_stop("enough"))
+        assert [one async for one in session.steps("same", feeds=filled())] == []
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["error", "group"])
+@pytest.mark.parametrize("converters", [1, 2])
+async def test_nothing_in_a_pipeline_is_lost_at_its_end(converters: int, grouped: bool) -> None:
+    """A stage that ends with its producer has finished: it is no stop, and all that it has put into the next queue is used."""
+    raw, ready = asyncio.Queue[int](2), asyncio.Queue[int](5)
+    raised: list[BaseException] = []
+
+    async def convert(reader: asyncio.Task[None]) -> None:
+        while True:
+            try:
+                item = await session.until(raw.get(), producer=reader)
+            except ah.errors.ProducerFinishedError as error:
+                raised.append(error)
+                raise (ExceptionGroup("stage", [error]) if grouped else error) from None
+            await ticks(item)  # a later item overtakes
+            await ready.put(item)
 
     async with ah.AsyncMonitoredSession(same) as session:
-        for feeds in (numbers(), (one for one in (1,))):
-            assert [one async for one in session.steps("same", feeds=feeds)] == [1]
-            with refused(ah.errors.InvalidArgumentError, "which has ended", "make a new one"):
-                session.steps("same", feeds=feeds)
+        reader = session.start_soon(put, raw, 5)
+        stage = [session.start_soon(convert, reader) for _ in range(converters)]
+        await asyncio.wait(stage)  # it has ended before its items are used
+        steps = session.steps("same", feeds=ready, producer=[reader, *stage])
+        assert sorted([seen async for seen in steps]) == [0, 1, 2, 3, 4]
+        assert not session.should_stop()
+        with refused(ah.errors.ProducerFinishedError, "producer 'convert' has finished"):
+            await session.until(ready.get(), producer=stage[0])
+    assert [str(error) for error in raised] == ["producer 'put' has finished"] * converters
+
+
+async def test_a_generator_waits_for_its_producer() -> None:
+    """An async generator waits with `until`; what it does with an item that it has taken is not cut off."""
+    queue = asyncio.Queue[int](2)
+
+    async def feeds() -> AsyncIterator[int]:
+        while True:
+            item = await session.until(queue.get(), producer=producer)
+            await ticks(20)
+            yield item
+
+    async with ah.AsyncMonitoredSession(same) as session:
+        producer = session.start_soon(put, queue, 5)
+        assert [one async for one in session.steps("same", feeds=feeds())] == [0, 1, 2, 3, 4]

@@ -1,29 +1,33 @@
-"""Recovery: which errors are recovered, from where, and what is new and what is kept afterwards."""
+"""Recovery: which errors are recovered, from where, what is new and what is kept afterwards, and when it gives up."""
 
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
+from aiohooks.session.recovery import RecoveryHistory
 from aiohooks.stores import open_step_store
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, recovery_policy
-from tests.support.waiting import ticks, until_true
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, outcome, recovery_policy, use_up
+from tests.support.waiting import fail, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
-PHASES = ("after_create_session", "before_run", "after_run")
+LOST, AWAY, END, BAD = ah.AbortedError("lost"), ah.UnavailableError("away"), ah.OutOfRangeError("end"), OSError("bad")
+PAUSES = ah.RecoveryPolicy(backoff=ah.Backoff(60, 60, jitter=False))
 
 
 # -- what is recovered
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("error", [ah.AbortedError("lost"), ah.UnavailableError("away")], ids=repr)
+@pytest.mark.parametrize("phase", ["after_create_session", "before_run", "after_run"])
+@pytest.mark.parametrize("error", [LOST, AWAY], ids=repr)
 @pytest.mark.parametrize("suspend", [False, True], ids=["in-turn", "suspended"])
 async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, suspend: bool) -> None:
     """Out of every phase of a run: a new session, `after_create_session` of all hooks, the run again, `begin` never."""
@@ -33,83 +37,58 @@ async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, sus
     async with ah.AsyncMonitoredSession(double, [sessions, fault, other], recovery=NO_BACKOFF) as session:
         assert await session.run("loss", {"batch": 4}) == 8
         assert [one.closed for one in sessions.sessions] == [True, False]
+        assert len({*map(id, sessions.coords)}) == 2
         assert session.status().recoveries == 1
     assert all(one.closed for one in sessions.sessions)
-    for hook in (fault, other):
-        assert hook.phases().count("begin") == 1
-        assert hook.closed_with == [None]
+    assert [(hook.phases().count("begin"), hook.closed_with) for hook in (fault, other)] == [(1, [None])] * 2
     assert sessions.attempts == ([1] if phase == "after_create_session" else [1, 2])
     assert session.global_step.latest.step == (2 if phase == "after_run" else 1)
 
 
 async def test_an_error_of_the_run_is_recovered() -> None:
     """The run that failed is repeated with the same fetches and feeds; variables and step are as they were before it."""
-    graph, sessions = counting_graph(), SessionRecorder()
-    calls: list[int] = []
+    graph, calls = counting_graph(), list[int]()
 
     async def risky(x: int) -> int:
         calls.append(x)
         await asyncio.sleep(0)
         if len(calls) == 2:
-            raise ah.UnavailableError("away")
+            raise AWAY
         return x
 
     graph.operation(risky)
-    async with ah.AsyncMonitoredSession(graph, [sessions], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(graph, recovery=NO_BACKOFF) as session:
         for x in (1, 10, 100):
             assert await session.run(["train", "risky"], {"x": x}) == [x, x]
         assert await session.run("total") == 111
-    assert calls == [1, 10, 10, 100]
-    assert session.global_step.latest.step == 3
-    assert sessions.attempts == [1, 1, 2, 1, 1]
-    assert len(sessions.sessions) == len(set(map(id, sessions.coords))) == 2
+    assert (calls, session.global_step.latest.step) == ([1, 10, 10, 100], 3)
 
 
 async def test_an_error_of_the_creation_is_recovered() -> None:
     """A creator that fails is called again, before any hook gets a session."""
-    graph, record = counting_graph(), RecordingHook()
+    record, errors = RecordingHook(), [AWAY, AWAY]
 
-    class Creator:
-        calls = 0
-        graph = counting_graph()
-
+    class Creator(ah.ChiefSessionCreator):
         async def create_session(self) -> ah.Session:
-            self.calls += 1
-            if self.calls < 3:
-                raise ah.UnavailableError("not yet")
-            return ah.Session(self.graph)
+            if errors:
+                raise errors.pop()
+            return await super().create_session()
 
-    creator = Creator()
-    async with ah.AsyncMonitoredSession(creator, [record], recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(Creator(counting_graph()), [record], recovery=NO_BACKOFF) as session:
         await session.run("train")
         assert session.status().recoveries == 2
-    assert creator.calls == 3
     assert record.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
-    assert not graph.finalized
 
 
 async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path) -> None:
-    """A wrong path, password or permission before the first run is no outage; its error comes out immediately, as itself."""
+    """A wrong path, password or permission before the first run is no outage, and comes out as itself; later it may be one."""
     (tmp_path / "file").write_text("")
-    hook = RecordingHook()
-    with pytest.raises(ah.errors.StoreRefusedError) as caught:
-        async with ah.AsyncMonitoredSession(
-            counting_graph(), [hook], recovery=NO_BACKOFF, global_step=open_step_store(f"local://{tmp_path}/file/runs")
-        ):
-            raise AssertionError("entered")
-    assert not hasattr(caught.value, "__notes__")
+    hook, store = RecordingHook(), open_step_store(f"local://{tmp_path}/file/runs")
+    raised = await outcome(ah.AsyncMonitoredSession(counting_graph(), [hook], recovery=NO_BACKOFF, global_step=store))
+    assert isinstance(raised, ah.errors.StoreRefusedError)
+    assert not hasattr(raised, "__notes__")
     assert hook.phases() == ["begin", "close"]
-
-
-async def test_a_store_that_refuses_later_is_recovered_from() -> None:
-    """A server may be moving, or be given its password too late."""
-    refusals = iter([ah.errors.StoreRefusedError("this one is a replica now")])
-
-    async def step() -> dict[str, int]:
-        for refusal in refusals:
-            raise refusal
-        return {"loss": 1}
-
+    step = failing_step(ah.errors.StoreRefusedError("this one is a replica now"))
     async with ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF) as session:
         assert await session.run("loss") == 1
         assert session.status().recoveries == 1
@@ -117,36 +96,26 @@ async def test_a_store_that_refuses_later_is_recovered_from() -> None:
 
 async def test_the_policy_names_the_errors() -> None:
     """`on` replaces the types of the default policy; subclasses count."""
-    step = failing_step(ConnectionResetError("reset"), ah.AbortedError("lost"))
+    step = failing_step(ConnectionResetError("reset"), LOST)
     async with ah.AsyncMonitoredSession(step, recovery=recovery_policy(on=(ConnectionError,))) as session:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
         assert session.status().recoveries == 1
 
 
-@pytest.mark.parametrize("error", [ah.AbortedError("lost"), ah.UnavailableError("away")], ids=repr)
+@pytest.mark.parametrize("error", [LOST, AWAY], ids=repr)
 async def test_a_singular_session_never_recovers(error: Exception) -> None:
     """Every error of a singular session reaches the caller; its raw session is available while it is open."""
-    hook = RecordingHook()
-
+    hook, raw = RecordingHook(), list[Any]()
     session = ah.AsyncSingularMonitoredSession(failing_step(error), [hook])
-    raw: list[ah.Session | None] = []
 
-    async def use() -> None:
-        async with session:
-            raw.append(session.raw_session())
-            await session.run("loss")
+    async def use(_: object) -> None:
+        raw.append(session.raw_session())
+        await session.run("loss")
 
-    with pytest.raises(type(error)) as caught:
-        await use()
-    assert caught.value is error
-    assert session.raw_session() is None
-    assert raw[0] is not None
-    assert raw[0].closed
+    assert await outcome(session, use) is error
+    assert (session.raw_session(), raw[0].closed) == (None, True)
     assert hook.phases() == ["begin", "after_create_session", "before_run", "close"]
-
-
-LOST, END, BAD = ah.AbortedError("lost"), ah.OutOfRangeError("end"), OSError("bad")
 
 
 @pytest.mark.parametrize(
@@ -182,27 +151,17 @@ async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
         assert session.status().recoveries == 1
 
 
-# -- background tasks
+# -- what outlives it
 
 
 async def test_a_background_task_that_is_lost_is_recovered() -> None:
-    """A task of the created session that fails with a recoverable error ends the run; it is recovered and repeated.
-
-    Recovery ends the session's own tasks, and the hook starts them anew; tasks of the monitored session live on.
-    """
-    started: list[asyncio.Task[None]] = []
-    proceed = asyncio.Event()
-
-    async def background() -> None:
-        await asyncio.Event().wait()
-
-    async def lose() -> None:
-        raise ah.AbortedError("lost in the background")
+    """Recovery ends the session's own tasks, and the hook starts them anew; tasks of the monitored session live on."""
+    started, proceed = list[asyncio.Task[None]](), asyncio.Event()
 
     async def start(session: ah.Session, coord: ah.Coordinator) -> None:
-        started.append(coord.start_soon(background))
+        started.append(coord.start_soon(forever))
         if len(started) == 1:
-            coord.start_soon(lose)
+            coord.start_soon(fail, ah.AbortedError("lost in the background"))
         else:
             proceed.set()
 
@@ -211,36 +170,12 @@ async def test_a_background_task_that_is_lost_is_recovered() -> None:
         return {"loss": 5}
 
     async with ah.AsyncMonitoredSession(step, [PhaseHook("after_create_session", start)], recovery=NO_BACKOFF) as session:
-        lives = session.start_soon(background)
+        lives = session.start_soon(forever)
         assert await session.run("loss") == 5
         assert [task.cancelled() for task in started] == [True, False]
-        assert not lives.done()
-        assert not session.should_stop()
+        assert (lives.done(), session.should_stop()) == (False, False)
         for task in (lives, started[1]):
             task.cancel()
-
-
-async def test_a_task_of_the_whole_session_is_not_recovered() -> None:
-    """What `session.start_soon` started cannot be started again: its failure, of whatever type, ends the session."""
-    error = ah.AbortedError("lost")
-
-    async def lose() -> None:
-        raise error
-
-    async def step() -> None:
-        await asyncio.Event().wait()
-
-    session = ah.AsyncMonitoredSession(step, recovery=NO_BACKOFF)
-
-    async def use() -> None:
-        async with session:
-            session.start_soon(lose)
-            await session.run("step")
-
-    with pytest.raises(ah.AbortedError, match="lost") as caught:
-        await use()
-    assert caught.value is error
-    assert session.status().recoveries == 0
 
 
 async def test_a_stop_outlives_a_recovery() -> None:
@@ -253,22 +188,199 @@ async def test_a_stop_outlives_a_recovery() -> None:
 
     async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ask)], recovery=NO_BACKOFF) as session:
         assert await session.run("loss") == 2
-        assert session.should_stop()
-        assert session.coord.should_stop()
+        assert (session.should_stop(), session.coord.should_stop()) == (True, True)
     assert session.stop_reason == "the hook says so"
 
 
-async def test_a_run_after_an_interrupted_recovery_has_a_session(clock: ManualClock) -> None:
-    """A run that is cancelled in the pause before a new session leaves none behind; the next run creates it."""
-    sessions = SessionRecorder()
-    fault = FaultInjectionHook({("before_run", 1): ah.UnavailableError("away")})
-    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=5))
-    async with ah.AsyncMonitoredSession(double, [sessions, fault], recovery=policy) as session:
+# -- pauses
+
+
+async def test_pauses_grow_up_to_a_limit(clock: ManualClock) -> None:
+    """Each attempt in a row is preceded by a pause twice as long as the one before, up to `max_secs`."""
+    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(1, 5, jitter=False), no_progress_limit=10)
+    async with ah.AsyncMonitoredSession(failing_step(*[LOST] * 5), recovery=recovery) as session:
         running = asyncio.create_task(session.run("loss"))
-        await until_true(lambda: sessions.sessions[0].closed)
-        await ticks(10)
+        for recoveries, secs in enumerate((1, 2, 4, 5, 5), 1):
+            await ticks(20)
+            clock.advance(secs - 0.001)
+            await ticks(20)
+            assert (session.status().recoveries, running.done()) == (recoveries, False)
+            clock.advance(0.001)
+        assert await running == 1
+        assert (clock.now(), clock.pending) == (pytest.approx(17), 0)
+
+
+async def test_a_completed_run_ends_the_series(clock: ManualClock) -> None:
+    """After a completed run the pauses, and the attempts, start from the beginning."""
+    recovery = ah.RecoveryPolicy(max_attempts=1, backoff=ah.Backoff(1, jitter=False))
+    async with ah.AsyncMonitoredSession(failing_step(LOST, None, LOST, None, LOST), recovery=recovery) as session:
+        for _ in range(3):
+            running = asyncio.create_task(session.run("loss"))
+            await ticks(20)
+            clock.advance(1)
+            assert await running == 1
+        assert session.status().recoveries == 3
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3, 10, 5000])
+def test_a_pause_with_jitter_is_a_part_of_the_longest(attempt: int) -> None:
+    """With jitter a pause is random, from 0 to what it would be without."""
+    longest = ah.Backoff(0.5, 30, jitter=False).pause_secs(attempt)
+    assert longest == min(30, 0.5 * 2 ** min(attempt - 1, 100))
+    pauses = {ah.Backoff(0.5, 30).pause_secs(attempt) for _ in range(50)}
+    assert all(0 <= pause <= longest for pause in pauses)
+    assert len(pauses) > 1
+
+
+async def test_a_stop_ends_the_pause_and_the_run_is_repeated(clock: ManualClock) -> None:
+    """A stop during a recovery ends the pause, and the run is still repeated."""
+    async with ah.AsyncMonitoredSession(failing_step(LOST), recovery=PAUSES) as session:
+        running = asyncio.create_task(session.run("loss"))
+        await ticks(20)
+        assert not running.done()
+        session.request_stop("enough")
+        assert await running == 1
+        with refused(ah.StopRequestedError, "enough"):
+            await session.run("loss")
+        assert clock.pending == 0
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["the end", "another run"])
+async def test_a_cancel_ends_the_pause_and_the_recovery(clock: ManualClock, again: bool) -> None:
+    """There is no session any more: the end is orderly, and another run creates one."""
+    hook, sessions = RecordingHook(), SessionRecorder()
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        running = asyncio.create_task(session.run("loss"))
+        await until_true(lambda: sessions.sessions[0].closed and clock.pending)
         running.cancel()
         await asyncio.wait([running])
         assert running.cancelled()
-        assert await session.run("loss", {"batch": 4}) == 8
-        assert [one.closed for one in sessions.sessions] == [True, False]
+        if again:
+            assert await session.run("loss") == 1
+        else:
+            running.result()
+
+    raised = await outcome(ah.AsyncMonitoredSession(failing_step(LOST), [hook, sessions], recovery=PAUSES), use)
+    assert isinstance(raised, type(None) if again else asyncio.CancelledError)
+    repeated = ["after_create_session", "before_run", "after_run", "end"] if again else []
+    assert hook.phases() == ["begin", "after_create_session", "before_run", *repeated, "close"]
+    assert [one.closed for one in sessions.sessions] == [True] * (1 + again)
+
+
+# -- giving up
+
+
+async def test_attempts_are_counted() -> None:
+    """After `max_attempts` recoveries in a row the last error is raised, the same object, with the history."""
+    errors, sessions = [ah.AbortedError(f"number {number}") for number in range(1, 5)], SessionRecorder()
+    policy = recovery_policy(max_attempts=3, no_progress_limit=9)
+    session = ah.AsyncMonitoredSession(failing_step(*errors), [sessions], recovery=policy)
+    assert await outcome(session, lambda session: session.run("loss")) is errors[3]
+    assert errors[3].__notes__ == [
+        "raised by operation 'step' at step 1",
+        "recovery gave up: 3 attempts are used up; what failed, oldest first:",
+        *(f"  the run of step 1: AbortedError('number {number}')" for number in range(1, 5)),
+    ]
+    assert sessions.attempts == [1, 2, 3, 4]
+    assert [one.closed for one in sessions.sessions] == [True] * 4
+
+
+async def test_a_session_that_gave_up_says_so() -> None:
+    """After recovery gave up every use says so, caused by the last error; a loop ends; leaving is neither clean nor a failure."""
+    hook = RecordingHook()
+    async with ah.AsyncMonitoredSession(failing_step(LOST), [hook], recovery=recovery_policy(max_attempts=0)) as session:
+        with pytest.raises(ah.AbortedError, match="lost"):
+            await session.run("loss")
+        for _ in range(2):
+            says = "recovery has given up on AbortedError('lost')", "leave the session"
+            with refused(ah.errors.RecoveryExhaustedError, *says) as caught:
+                await session.run("loss")
+            assert caught.value.__cause__ is LOST
+        assert (session.should_stop(), session.status().failure) == (True, "AbortedError('lost')")
+        assert [values async for values in session.steps("loss")] == []
+    assert ("end" in hook.phases(), hook.phases().count("close")) == (False, 1)
+
+
+@pytest.mark.parametrize("between", ["an earlier step", "a run that does not train"])
+async def test_a_step_that_fails_again_and_again_is_given_up(between: str) -> None:
+    """`no_progress_limit` is how often one step may fail, also when sessions, or other runs, succeed between."""
+    graph, failures = ah.Graph(), list[int]()
+
+    @graph.train_op
+    async def train(global_step: int) -> int:
+        if global_step == 2:
+            failures.append(global_step)
+            raise ah.AbortedError(f"failure {len(failures)}")
+        return global_step
+
+    graph.operation(name="look")(lambda: 1)
+
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(50):
+            await session.run("look" if between == "a run that does not train" else [])
+            await session.run("train")
+
+    hooks = [RecordingHook(fetches="look")]
+    policy = recovery_policy(no_progress_limit=2, max_attempts=99)
+    raised = await outcome(ah.AsyncMonitoredSession(graph, hooks, recovery=policy), use)
+    assert isinstance(raised, ah.AbortedError)
+    assert raised.__notes__[1:] == [
+        "recovery gave up: step 3 failed 3 times (no_progress_limit=2); what failed, oldest first:",
+        *(f"  the run of step 3: AbortedError('failure {number}')" for number in (1, 2, 3)),
+    ]
+
+
+def test_what_counts_as_progress() -> None:
+    """That the step which failed was completed, not an earlier one, as after a restore; a step that fails anew counts anew."""
+    history = RecoveryHistory(recovery_policy(no_progress_limit=2, max_attempts=1))
+    for _ in range(2):
+        for _ in range(2):
+            assert history.failed(LOST, 5) is None
+            history.completed(4)
+        history.completed(5)
+    for _ in range(2):
+        assert history.failed(LOST, 5) is None
+        history.completed(4)
+    assert history.failed(LOST, 3) == "step 5 failed 3 times (no_progress_limit=2)"
+
+
+async def test_an_error_while_recovering_ends_it() -> None:
+    """Another error out of the new session's creation is raised as it is, and the session cannot be used any more."""
+    record = RecordingHook()
+    faults = FaultInjectionHook({("before_run", 1): LOST, ("after_create_session", 2): BAD})
+    session = ah.AsyncMonitoredSession(double, [record, faults], recovery=NO_BACKOFF)
+    assert await outcome(session, lambda session: session.run("loss")) is BAD
+    assert "end" not in record.phases()
+
+
+async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:
+    """A clean-end error out of `after_create_session` while recovering ends the block; `end` gets the new, open session."""
+    ended, sessions = list[tuple[int, bool]](), SessionRecorder()
+
+    async def end(session: ah.Session) -> None:
+        ended.append((sessions.sessions.index(session), session.closed))
+
+    faults = FaultInjectionHook({("before_run", 1): LOST, ("after_create_session", 2): END})
+    session = ah.AsyncMonitoredSession(double, [sessions, faults, PhaseHook("end", end)], recovery=NO_BACKOFF)
+    assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
+    assert (ended, sessions.sessions[1].closed, session.status().runs) == ([(1, False)], True, 1)
+
+
+# -- initial values
+
+
+async def test_a_recovery_makes_the_initial_values_again() -> None:
+    """After an initial value that could not be made, the next attempt makes all of them: none is left of the failed one."""
+    fails, made = [AWAY], iter(range(9))
+
+    def load() -> int:
+        if fails:
+            raise fails.pop()
+        return 5
+
+    graph = ah.Graph()
+    graph.variable("number", lambda: next(made))
+    graph.variable("weights", load)
+    async with ah.AsyncMonitoredSession(graph, recovery=NO_BACKOFF) as session:
+        assert await session.run(["number", "weights"]) == [1, 5]

@@ -4,104 +4,95 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from tests.support.sessions import NO_BACKOFF, double, recovery_policy
-from tests.support.waiting import ticks
+from aiohooks.testing import FaultInjectionHook
+from tests.support.hooks import PhaseHook
+from tests.support.sessions import NO_BACKOFF, double, outcome, recovery_policy, use_up
+from tests.support.waiting import forever, ticks
 
 pytestmark = pytest.mark.every_python
 
-Work = Callable[[ah.Coordinator, int], Awaitable[None]]
+
+def cancels_left() -> int:
+    """Return how many cancels of this task have not been dealt with."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
 
 
 class Workers(ah.SessionRunHook):
-    """Starts workers in every session; those of the first session call the test's function."""
+    """Starts workers in every session; those of the first sessions call the test's function."""
 
-    def __init__(self, count: int, work: Work) -> None:
-        self.count, self.work = count, work
+    def __init__(self, work: Callable[[int], Awaitable[None]], count: int = 1, sessions: int = 1) -> None:
+        self.work, self.count, self.failing = work, count, sessions
         self.sessions = 0
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
         self.sessions += 1
-        first = self.sessions == 1
         for number in range(self.count):
-            coord.start_soon(self.one, first, coord, number)
+            coord.start_soon(self.one, self.sessions, coord, number)
         await ticks(3)
 
-    async def one(self, first: bool, coord: ah.Coordinator, number: int) -> None:
-        if first:
-            await self.work(coord, number)
-        await coord.until(asyncio.Event().wait())
+    async def one(self, session: int, coord: ah.Coordinator, number: int) -> None:
+        if session <= self.failing:
+            await self.work(number)
+        await coord.until(forever())
 
     async def before_run(self, run_context: ah.SessionRunContext) -> None:
         await ticks(15)
 
 
-async def train(workers: Workers, *, steps: int = 3) -> ah.AsyncMonitoredSession:
-    session = ah.AsyncMonitoredSession(double, [workers, ah.StopAtStepHook(last_step=steps)], recovery=NO_BACKOFF)
-    async with session:
-        async for _ in session.steps("loss"):
-            pass
-    return session
+def crash_after(*passes: int) -> Callable[[int], Awaitable[None]]:
+    """Return work of which worker `n` crashes after so many passes of the loop; a worker without a number waits."""
+
+    async def crash(number: int) -> None:
+        if number < len(passes):
+            await ticks(passes[number])
+            raise ah.AbortedError(f"crash {number}")
+
+    return crash
 
 
 @pytest.mark.parametrize("apart", [0, 1, 2, 5])
 @pytest.mark.parametrize("count", [2, 6])
-async def test_workers_that_crash_one_after_the_other(count: int, apart: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_workers_that_crash_one_after_the_other(count: int, apart: int) -> None:
     """Several crashes within a few ticks are one recovery; a crash during the recovery does not cancel it."""
-
-    async def crash(coord: ah.Coordinator, number: int) -> None:
-        await ticks(8 + apart * number)
-        raise ah.AbortedError(f"crash {number}")
-
-    workers = Workers(count, crash)
-    session = await train(workers)
-    assert session.global_step.latest.step == 3
-    assert workers.sessions == 2
+    workers = Workers(crash_after(*(8 + apart * number for number in range(count))), count)
+    session = ah.AsyncMonitoredSession(double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF)
+    assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
+    assert (session.global_step.latest.step, workers.sessions) == (3, 2)
     assert session.stop_reason == "step 3 reached the last step, 3"
 
 
 async def test_an_error_that_is_passed_on_is_one_error(caplog: pytest.LogCaptureFixture) -> None:
     """Workers that wait in `until` get one worker's error, and end with it: that is no other failure, nor logged."""
-
-    async def work(coord: ah.Coordinator, number: int) -> None:
-        if number == 0:
-            await ticks(8)
-            raise ah.AbortedError("crash")
-
-    workers = Workers(6, work)
-    session = await train(workers)
-    assert session.global_step.latest.step == 3
-    assert workers.sessions == 2
+    workers = Workers(crash_after(8), 6)
+    session = ah.AsyncMonitoredSession(double, [workers, ah.StopAtStepHook(last_step=3)], recovery=NO_BACKOFF)
+    assert await outcome(session, lambda session: use_up(session.steps("loss"))) is None
+    assert (session.global_step.latest.step, workers.sessions) == (3, 2)
     messages = [record.getMessage() for record in caplog.records]
-    assert [text.partition(": ")[2] for text in messages] == ["recovering from AbortedError('crash')"]
+    assert [text.partition(": ")[2] for text in messages] == ["recovering from AbortedError('crash 0')"]
 
 
 @pytest.mark.parametrize("when", range(0, 40, 3))
 async def test_a_task_of_the_whole_session_fails_meanwhile(when: int) -> None:
     """A task that no recovery brings back fails before, in or after the recovery of another: its error always comes out."""
-
-    async def crash(coord: ah.Coordinator, number: int) -> None:
-        await ticks(8)
-        raise ah.AbortedError("crash")
+    error = ah.AbortedError("for good")  # of a type that the policy has
 
     async def fail() -> None:
         await ticks(when)
-        raise ah.AbortedError("for good")  # of a type that the policy has
+        raise error
 
-    async def go() -> None:
-        async with ah.AsyncMonitoredSession(double, [Workers(1, crash)], recovery=NO_BACKOFF) as session:
-            session.start_soon(fail)
-            async for _ in session.steps("loss"):
-                pass
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        session.start_soon(fail)
+        await use_up(session.steps("loss"))
 
-    with pytest.raises(ah.AbortedError, match="for good"):
-        await go()
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+    assert await outcome(ah.AsyncMonitoredSession(double, [Workers(crash_after(8))], recovery=NO_BACKOFF), use) is error
+    assert cancels_left() == 0
 
 
 @pytest.mark.parametrize("later", range(4))
@@ -109,131 +100,97 @@ async def test_a_run_that_begins_when_a_task_fails(later: int) -> None:
     """The run recovers from the failure that it finds; the interrupt for the same failure does not cancel the recovery."""
     failing = asyncio.Event()
 
-    async def crash(coord: ah.Coordinator, number: int) -> None:
+    async def crash(number: int) -> None:
         await ticks(5)
         failing.set()
         raise ah.AbortedError("crash")
 
-    workers = Workers(1, crash)
+    workers = Workers(crash)
     async with ah.AsyncMonitoredSession(double, [workers], recovery=NO_BACKOFF) as session:
-        while not failing.is_set():
-            await ticks()
+        await failing.wait()
         await ticks(later)
         await session.run("loss")
     assert workers.sessions == 2
 
 
-class FailingStarter(ah.SessionRunHook):
-    """Starts a task in every session; that of the second session fails."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.sessions = 0
-
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        self.sessions += 1
-        coord.start_soon(self.one, self.sessions)
-
-    async def one(self, number: int) -> None:
-        if number == 2:
-            raise self.error
-
-
 @pytest.mark.parametrize("error", [ah.AbortedError("again"), ValueError("for good")], ids=["recoverable", "not recoverable"])
 async def test_a_task_of_the_new_session_fails_while_hooks_get_it(error: Exception) -> None:
     """The failure is recovered from, or comes out; the interrupt of the other hooks is not taken for a cancellation."""
-    starter, runs = FailingStarter(error), 0
+    sessions = 0
 
-    class Waiting(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            await ticks(5)
+    async def fail() -> None:
+        raise error
 
-    async def step() -> dict[str, int]:
-        nonlocal runs
-        runs += 1
-        if runs == 1:
-            raise ah.AbortedError("the step")
-        return {"loss": 1}
+    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
+        nonlocal sessions
+        sessions += 1
+        if sessions == 2:
+            coord.start_soon(fail)
 
-    async def go() -> None:
-        async with ah.AsyncMonitoredSession(step, [starter, Waiting()], recovery=NO_BACKOFF) as session:
-            await session.run("loss")
+    async def wait(*_: object) -> None:
+        await ticks(5)
 
+    lost = FaultInjectionHook({("before_run", 1): ah.AbortedError("the run")})
+    hooks = [PhaseHook("after_create_session", start), PhaseHook("after_create_session", wait), lost]
+    session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF)
+    raised = await outcome(session, lambda session: session.run("loss"))
     if isinstance(error, ah.AbortedError):
-        await go()
-        assert (starter.sessions, runs) == (3, 2)
+        assert (raised, sessions, session.global_step.latest.step) == (None, 3, 1)
     else:
-        with pytest.raises(ValueError, match="for good") as raised:
-            await go()
-        assert raised.value is error
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+        assert raised is error
+    assert cancels_left() == 0
 
 
 # -- while a loop of steps waits for its next feed
 
 
-class FailingTasks(ah.SessionRunHook):
-    """Starts a background task in every session; those of the first sessions fail when the test says so."""
+class Lost:
+    """Work that fails when the test says so."""
 
-    def __init__(self, failures: int, error: BaseException, recover: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
         self.fail = asyncio.Event()
-        self.sessions = 0
-        self._failures, self._error, self._recover = failures, error, recover
 
-    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        self.sessions += 1
-        if self.sessions > 1:
-            self._recover()
-        coord.start_soon(self._task, coord, self.sessions)
-
-    async def _task(self, coord: ah.Coordinator, number: int) -> None:
-        if number <= self._failures:
-            await self.fail.wait()
-            raise self._error
-        await coord.wait_for_stop()
+    async def __call__(self, number: int) -> None:
+        await self.fail.wait()
+        raise self.error
 
 
-@pytest.mark.parametrize("failures", [1, 3])
-async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(failures: int) -> None:
+@pytest.mark.parametrize(("kind", "failures"), [("generator", 1), ("generator", 3), ("queue", 1)])
+async def test_a_loss_during_the_wait_for_a_feed_is_recovered_meanwhile(kind: str, failures: int) -> None:
     """The session recovers while the wait continues, also if the feed comes from what the recovery starts again."""
-    arrived, feeds_closed = asyncio.Event(), False
-    hook = FailingTasks(failures, ah.UnavailableError("away"), recover=lambda: hook.sessions > failures and arrived.set())
+    queue, closed, losses = asyncio.Queue[int](), list[bool](), list[int]()
+    lost = Lost(ah.UnavailableError("away"))
 
-    async def feeds() -> AsyncIterator[int]:
-        nonlocal feeds_closed
+    class Producing(Workers):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            await super().after_create_session(session, coord)
+            if self.sessions == failures + 1:
+                queue.put_nowait(2)
+                queue.put_nowait(3)
+
+    async def generated() -> AsyncIterator[int]:
         try:
-            yield 1
-            hook.fail.set()
-            await arrived.wait()
-            yield 2
-            yield 3
+            while True:
+                yield await queue.get()
         finally:
-            feeds_closed = True
+            closed.append(True)
 
-    async with ah.AsyncMonitoredSession(double, [hook], recovery=recovery_policy(no_progress_limit=9)) as session:
-        assert [loss async for loss in session.steps("loss", feeds=feeds())] == [2, 4, 6]
-        assert session.stop_reason is None
-    assert (hook.sessions, feeds_closed, session.global_step.latest.step) == (failures + 1, True, 3)
-
-
-async def test_a_loss_during_the_wait_for_a_queue_is_recovered_meanwhile() -> None:
-    """The same for feeds out of a queue, into which the recovery puts the next one."""
-    queue = asyncio.Queue[int]()
     queue.put_nowait(1)
-    hook = FailingTasks(1, ah.UnavailableError("away"), recover=lambda: queue.put_nowait(2))
-    losses: list[int] = []
-    async with ah.AsyncMonitoredSession(double, [hook, ah.StopAtStepHook(last_step=2)], recovery=NO_BACKOFF) as session:
-        async for loss in session.steps("loss", feeds=queue):
+    hook = Producing(lost, sessions=failures)
+    hooks = [hook, ah.StopAtStepHook(last_step=3)]
+    feeds: Any = generated() if kind == "generator" else queue
+    async with ah.AsyncMonitoredSession(double, hooks, recovery=recovery_policy(no_progress_limit=9)) as session:
+        async for loss in session.steps("loss", feeds=feeds):
             losses.append(loss)
-            hook.fail.set()
-    assert (losses, hook.sessions) == ([2, 4], 2)
+            lost.fail.set()
+    assert (losses, hook.sessions, closed) == ([2, 4, 6], failures + 1, [True] * (kind == "generator"))
 
 
 async def test_a_loss_before_the_wait_for_a_feed_is_recovered_first() -> None:
     """What failed in the body of the loop is recovered before the next feed is waited for."""
-    hook, seen = FailingTasks(1, ah.UnavailableError("away")), list[int]()
+    lost, seen = Lost(ah.UnavailableError("away")), list[int]()
+    hook = Workers(lost)
 
     async def feeds() -> AsyncIterator[int]:
         for number in (1, 2, 3):
@@ -243,67 +200,40 @@ async def test_a_loss_before_the_wait_for_a_feed_is_recovered_first() -> None:
     async with ah.AsyncMonitoredSession(double, [hook], recovery=NO_BACKOFF) as session:
         async for loss in session.steps("loss", feeds=feeds()):
             if loss == 4:
-                hook.fail.set()
+                lost.fail.set()
                 await ticks(3)
-    assert seen == [1, 1, 2]
-    assert session.global_step.latest.step == 3
+    assert (seen, session.global_step.latest.step) == ([1, 1, 2], 3)
 
 
-async def test_a_recovery_that_gives_up_ends_the_wait_for_a_feed() -> None:
-    """The last error comes out of the loop, with the history, when the attempts are used up."""
-    hook = FailingTasks(9, error := ah.UnavailableError("away"))
-
-    async def feeds() -> AsyncIterator[int]:
-        hook.fail.set()
-        await asyncio.Event().wait()
-        yield 1
-
-    session = ah.AsyncMonitoredSession(double, [hook], recovery=recovery_policy(max_attempts=2, no_progress_limit=9))
-
-    async def train() -> None:
-        async with session:
-            async for _ in session.steps("loss", feeds=feeds()):
-                pass
-
-    with pytest.raises(ah.UnavailableError) as caught:
-        await train()
-    assert caught.value is error
-    assert any("2 attempts are used up" in note for note in caught.value.__notes__)
-    assert hook.sessions == 3
-
-
-@pytest.mark.parametrize("how", ["stop", "failure", "cancel"])
+@pytest.mark.parametrize("how", ["stop", "failure", "cancel", "giving up"])
 async def test_what_ends_the_wait_for_a_feed(how: str) -> None:
-    """A stop, a failure that is not recovered, and a cancellation end the wait, also during a recovery."""
-    waiting, error = asyncio.Event(), ValueError("wrong")
-    pauses = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False))
-    hook = FailingTasks(1, error if how == "failure" else ah.UnavailableError("away"))
+    """A stop, a failure that is not recovered, a cancellation, and a recovery that gives up, with the history, end the wait."""
+    waiting, error = asyncio.Event(), ValueError("wrong") if how == "failure" else ah.UnavailableError("away")
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600, max_secs=600, jitter=False))
+    if how == "giving up":
+        policy = recovery_policy(max_attempts=2, no_progress_limit=9)
+    lost = Lost(error)
+    hook = Workers(lost, sessions=9 if how == "giving up" else 1)
 
     async def feeds() -> AsyncIterator[int]:
         waiting.set()
-        await asyncio.Event().wait()
+        await forever()
         yield 1
 
-    session = ah.AsyncMonitoredSession(double, [hook], recovery=pauses)
-
-    async def train() -> None:
-        async with session:
-            async for _ in session.steps("loss", feeds=feeds()):
-                pass
-
-    training = asyncio.create_task(train())
+    session = ah.AsyncMonitoredSession(double, [hook], recovery=policy)
+    training = asyncio.create_task(outcome(session, lambda session: use_up(session.steps("loss", feeds=feeds()))))
     await waiting.wait()
-    hook.fail.set()
+    lost.fail.set()
     await ticks()
     if how == "stop":
         session.request_stop("enough")
-        await training
-        assert session.stop_reason == "enough"
     elif how == "cancel":
         training.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await training
+    raised = await training
+    if how in ("failure", "giving up"):
+        assert raised is error
     else:
-        with pytest.raises(ValueError, match="wrong") as caught:
-            await training
-        assert caught.value is error
+        assert isinstance(raised, asyncio.CancelledError if how == "cancel" else type(None))
+    if how == "giving up":
+        assert any("2 attempts are used up" in note for note in error.__notes__)
+        assert hook.sessions == 3

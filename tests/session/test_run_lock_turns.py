@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,53 +12,36 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import do_nothing
-from tests.support.waiting import result_without_suspending, ticks
+from tests.support.sessions import Source
+from tests.support.waiting import parked, result_without_suspending, ticks
 
 pytestmark = [pytest.mark.every_python, pytest.mark.turns]
 
 COMPUTING_SECS = 0.006
-Source = Callable[[ManualClock], tuple[Any, list[ah.SessionRunHook]]]
 Loop = Callable[[ah.AsyncMonitoredSession, int], Awaitable[None]]
 
 
-def step_function(clock: ManualClock) -> tuple[Any, list[ah.SessionRunHook]]:
-    """Return a step function that computes and never suspends."""
+def computing(clock: ManualClock, where: str = "step", secs: float = COMPUTING_SECS, **options: Any) -> ah.AsyncMonitoredSession:
+    """Make a session whose step function, operation or hook computes for so long, and never suspends."""
 
     async def step() -> dict[str, int]:
-        clock.advance(COMPUTING_SECS)
+        clock.advance(secs if where == "step" else 0)
         return {"loss": 1}
 
-    return step, []
+    async def compute(*_: object) -> None:
+        clock.advance(secs)
 
-
-def graph(clock: ManualClock) -> tuple[Any, list[ah.SessionRunHook]]:
-    """Return a graph with such an operation."""
     graph = ah.Graph()
     graph.variable("total", 0)
 
     @graph.operation
     def loss() -> int:
-        clock.advance(COMPUTING_SECS)
+        clock.advance(secs)
         return 1
 
-    @graph.train_op(adds_to="total")
-    def train(loss: int) -> int:
-        return loss
-
-    return graph, []
-
-
-def hook(clock: ManualClock) -> tuple[Any, list[ah.SessionRunHook]]:
-    """Return a step function with a hook that computes."""
-
-    async def step() -> dict[str, int]:
-        return {"loss": 1}
-
-    async def compute(*_: object) -> None:
-        clock.advance(COMPUTING_SECS)
-
-    return step, [PhaseHook("after_run", compute)]
+    graph.train_op(adds_to="total")(lambda loss: loss)
+    hooks = [PhaseHook("after_run", compute)] if where == "hook" else []
+    return ah.AsyncMonitoredSession(graph if where == "operation" else step, hooks, **options)
 
 
 async def by_run(session: ah.AsyncMonitoredSession, count: int) -> None:
@@ -74,11 +57,8 @@ async def by_steps(session: ah.AsyncMonitoredSession, count: int) -> None:
 
 
 async def by_step_functions(session: ah.AsyncMonitoredSession, count: int) -> None:
-    async def one(context: ah.session.StepContext) -> None:
-        await context.run_with_hooks("loss")
-
     for _ in range(count):
-        await session.run_step_fn(one)
+        await in_a_step_function(session, 1)
 
 
 async def in_a_step_function(session: ah.AsyncMonitoredSession, count: int) -> None:
@@ -90,8 +70,8 @@ async def in_a_step_function(session: ah.AsyncMonitoredSession, count: int) -> N
 
 
 @pytest.mark.parametrize("loop", [by_run, by_steps, by_step_functions, in_a_step_function])
-@pytest.mark.parametrize("source", [step_function, graph, hook])
-async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, source: Source, loop: Loop) -> None:
+@pytest.mark.parametrize("where", ["step", "operation", "hook"])
+async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, where: str, loop: Loop) -> None:
     """Between two steps that compute for longer than `yield_secs` another task runs."""
     turns = 0
 
@@ -101,8 +81,7 @@ async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, sou
             await asyncio.sleep(0)
             turns += 1
 
-    step, hooks = source(clock)
-    async with ah.AsyncMonitoredSession(step, hooks) as session:
+    async with computing(clock, where) as session:
         task = asyncio.create_task(other())
         await loop(session, 10)
         task.cancel()
@@ -112,12 +91,7 @@ async def test_steps_that_compute_do_not_starve_the_loop(clock: ManualClock, sou
 async def test_short_steps_together(clock: ManualClock) -> None:
     """Steps that are shorter than `yield_secs` give a turn when they took longer together."""
     seen: list[int] = []
-
-    async def step() -> dict[str, int]:
-        clock.advance(0.25)
-        return {"loss": 1}
-
-    async with ah.AsyncMonitoredSession(step, yield_secs=1.0) as session:
+    async with computing(clock, secs=0.25, yield_secs=1.0) as session:
         for number in range(10):
             asyncio.get_running_loop().call_soon(seen.append, number)
             await by_run(session, 1)
@@ -140,8 +114,7 @@ async def test_one_turn_handles_an_event_to_its_end(clock: ManualClock) -> None:
         await arrived.wait()
         order.append("continued")
 
-    task = asyncio.create_task(wait())
-    await ticks()
+    task = await parked(wait())
     async with ah.AsyncMonitoredSession(step) as session:
         await by_run(session, 2)
     await task
@@ -150,12 +123,7 @@ async def test_one_turn_handles_an_event_to_its_end(clock: ManualClock) -> None:
 
 async def test_no_turn_is_given_that_the_loop_had(clock: ManualClock) -> None:
     """A run does not wait if the loop had a turn since the last run began, however long that took."""
-
-    async def step() -> dict[str, int]:
-        clock.advance(60)
-        return {"loss": 1}
-
-    async with ah.AsyncMonitoredSession(step) as session:
+    async with computing(clock, secs=60) as session:
         for _ in range(3):
             await ticks(1)
             assert result_without_suspending(session.run("loss")) == 1
@@ -164,8 +132,7 @@ async def test_no_turn_is_given_that_the_loop_had(clock: ManualClock) -> None:
 @pytest.mark.parametrize("never", [0, None])
 async def test_without_turns(clock: ManualClock, never: float | None) -> None:
     """With 0 or None no run waits for the loop."""
-    step, _ = step_function(clock)
-    async with ah.AsyncMonitoredSession(step, yield_secs=never) as session:
+    async with computing(clock, yield_secs=never) as session:
         for _ in range(10):
             assert result_without_suspending(session.run("loss")) == 1
 
@@ -173,47 +140,34 @@ async def test_without_turns(clock: ManualClock, never: float | None) -> None:
 @pytest.mark.plain_tasks
 async def test_a_cancellation_in_the_turn(clock: ManualClock) -> None:
     """A cancellation that arrives in the turn ends `run` before anything of it is done; the steps before it were returned."""
-    source, _ = graph(clock)
     returned: list[int] = []
 
     async def train(session: ah.AsyncMonitoredSession) -> None:
         for _ in range(20):
             asyncio.get_running_loop().call_soon(task.cancel)
-            await session.run(["train", "loss"])
+            await session.run("loss")
             returned.append(session.global_step.latest.step)
 
-    async with ah.AsyncMonitoredSession(source) as session:
+    async with computing(clock) as session:
         task = asyncio.create_task(train(session))
         await asyncio.wait([task])
         assert task.cancelled()
         assert (returned, session.global_step.latest.step) == ([1, 2], 2)
-        await session.run(["train", "loss"])
+        await session.run("loss")
     assert session.global_step.latest.step == 3
 
 
-@pytest.mark.parametrize("feeds", ["sync", "async", "none"])
-async def test_a_stop_in_the_turn(clock: ManualClock, feeds: str) -> None:
-    """A stop that arrives in the turn ends the loop of steps before it takes another feed."""
-    taken: list[int] = []
+@pytest.mark.parametrize("kind", ["plain", "async", "none"])
+async def test_a_stop_in_the_turn(clock: ManualClock, kind: str) -> None:
+    """A stop that arrives in the turn ends the loop of steps before it takes another feed, and a run before it begins."""
+    source, count = Source(9), 0
 
     async def step(batch: int | None = None) -> dict[str, int]:
         clock.advance(COMPUTING_SECS)
         return {"loss": 1}
 
-    def sync_feeds() -> Iterator[int]:
-        for number in range(9):
-            taken.append(number)
-            yield number
-
-    async def async_feeds() -> AsyncIterator[int]:
-        for number in range(9):
-            taken.append(number)
-            yield number
-
-    given: Any = {"sync": sync_feeds(), "async": async_feeds(), "none": None}[feeds]
-    count = 0
     async with ah.AsyncMonitoredSession(step) as session:
-        steps = session.steps("loss", feeds=given)
+        steps = session.steps("loss", **({} if kind == "none" else source.feeds(kind)))
         async for _ in steps:
             count += 1
             if count == 3:
@@ -221,44 +175,23 @@ async def test_a_stop_in_the_turn(clock: ManualClock, feeds: str) -> None:
             if count == 20:
                 break
         assert (count, session.stop_reason) == (3, "enough")
-    assert taken == ([] if feeds == "none" else [0, 1, 2, *steps.unused])
-
-
-async def test_a_stop_in_the_turn_of_one_run(clock: ManualClock) -> None:
-    """A run in whose turn the stop arrives has not begun: it raises, and makes no step."""
-    source, _ = graph(clock)
-    async with ah.AsyncMonitoredSession(source) as session:
-        await session.run(["train", "loss"])
+        assert source.taken == (0 if kind == "none" else 3 + len(steps.unused))
+    async with computing(clock) as session:
+        await session.run("loss")
         asyncio.get_running_loop().call_soon(session.request_stop, "enough")
-        with pytest.raises(ah.StopRequestedError, match="enough"):
-            await session.run(["train", "loss"])
+        with refused(ah.StopRequestedError, "enough"):
+            await session.run("loss")
         assert session.global_step.latest.step == 1
 
 
 @pytest.mark.plain_tasks
 async def test_a_close_in_the_turn(clock: ManualClock) -> None:
-    """A run in whose turn another task closes the session ends like one that waited for its turn to run."""
-    step, _ = step_function(clock)
-    session = ah.AsyncMonitoredSession(step)
-    async with session:
+    """A run in whose turn another task closes the session ends like one that waited for its turn; a later one takes no turn."""
+    async with computing(clock) as session:
         await session.run("loss")
         closing = asyncio.create_task(session.aclose())
-        with pytest.raises(ah.StopRequestedError, match="the session has ended"):
+        with refused(ah.StopRequestedError, "the session has ended"):
             await session.run("loss")
         await closing
-
-
-async def test_a_run_that_finds_the_session_closed_takes_no_turn(clock: ManualClock) -> None:
-    """It says so immediately, though the loop has had no turn for long."""
-    step, _ = step_function(clock)
-    async with ah.AsyncMonitoredSession(step) as session:
-        await session.run("loss")
     with refused(ah.errors.SessionClosedError, "this session is closed"):
         result_without_suspending(session.run("loss"))
-
-
-@pytest.mark.parametrize("secs", [-1, "soon", float("nan"), True])
-def test_other_values_are_refused(secs: Any) -> None:
-    """`yield_secs` is a number of seconds or None."""
-    with refused(ah.errors.InvalidArgumentError, f"yield_secs is {secs!r}; give seconds, 0 or more, or None"):
-        ah.AsyncMonitoredSession(do_nothing, yield_secs=secs)

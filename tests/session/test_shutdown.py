@@ -1,9 +1,11 @@
-"""How a session ends: background failures, errors of `end` and `close`, and closing it from elsewhere."""
+"""How a session ends: its reason, its background tasks, what hooks can still read, and closing it from elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,85 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double
-from tests.support.waiting import fail, forever, ticks
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, outcome
+from tests.support.waiting import fail, forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
+
+CLEAN_ENDS = [ah.OutOfRangeError("no more"), StopIteration("stray"), StopAsyncIteration(), ah.StopRequestedError("enough")]
+
+
+async def forever_step() -> None:
+    """Wait until cancelled: a step."""
+    await forever()
+
+
+# -- the reason
+
+
+@pytest.mark.parametrize("end", CLEAN_ENDS, ids=repr)
+async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(end: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """A block that is left cleanly by an exception says by which: in `stop_reason`, and in the log at level INFO."""
+    seen: list[bool] = []
+
+    async def see(_: object) -> None:
+        seen.append(session.coord.should_stop())
+
+    caplog.set_level(logging.INFO, "aiohooks")
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("end", see)], name="trainer")
+    assert await outcome(session, error=end) is None
+    reason = f"the block was left by {end!r}"
+    assert (session.stop_reason, session.status().stop_reason) == (reason, reason)
+    assert caplog.messages == [f"session 'trainer': {reason}, which is a clean end"]
+    assert seen == [False]  # it is no stop: hooks and tasks are not interrupted by it
+
+
+@pytest.mark.parametrize(
+    ("asked", "end", "reason"),
+    [
+        ("in the block", None, "enough"),
+        ("in the block", ah.StopRequestedError("?"), "enough"),
+        ("in the block", OSError("broken"), "enough"),
+        ("in close", None, "enough"),
+        (None, None, None),
+        (None, OSError("broken"), "the session failed: OSError('broken')"),
+    ],
+)
+async def test_the_first_reason_is_kept(asked: str | None, end: BaseException | None, reason: str | None) -> None:
+    """Also as late as in the last hook; leaving the block without a stop is none, and a task that ends then invents none."""
+
+    async def stop(place: str) -> None:
+        if place == asked:
+            assert session.stop_reason is None
+            session.request_stop("enough")
+            session.request_stop("even later")
+
+    async def use(_: object) -> None:
+        session.start_soon(session.until, forever())
+        await ticks()
+        await stop("in the block")
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", lambda _: stop("in close"))])
+    assert await outcome(session, use, end) is (end if isinstance(end, OSError) else None)
+    assert session.stop_reason == reason
+
+
+@pytest.mark.parametrize("phase", ["begin", "before_run", "step", "end", "close"])
+async def test_errors_name_the_session(phase: str) -> None:
+    """An error of a session that was given a name says once in which one it was raised."""
+    error = ValueError("wrong")
+
+    async def step() -> dict[str, int]:
+        if phase == "step":
+            raise error
+        return {"loss": 1}
+
+    notes: list[list[str]] = []
+    for name in (None, "trainer"):
+        session = ah.AsyncMonitoredSession(step, [PhaseHook(phase, raises_after(0, error))], name=name)
+        assert await outcome(session, lambda session: session.run("loss")) is error
+        notes.append([*getattr(error, "__notes__", [])])
+    assert [note for note in notes[1] if note not in notes[0]] == ["in session 'trainer'"]
 
 
 # -- background tasks
@@ -47,7 +124,7 @@ async def test_a_step_function_that_settles_the_cancel_of_a_background_failure()
     assert task.cancelling() == 0
 
 
-@pytest.mark.parametrize("end", [ah.OutOfRangeError("no more"), StopAsyncIteration(), ah.StopRequestedError("stop")], ids=repr)
+@pytest.mark.parametrize("end", CLEAN_ENDS[:1] + CLEAN_ENDS[2:], ids=repr)
 async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -> None:
     """End of input in a background task is a stop of the whole session, and no failure."""
     hook = RecordingHook()
@@ -59,62 +136,139 @@ async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -
     assert session.stop_reason == f"background task 'reader' ended: {end!r}"
 
 
-async def test_the_body_error_stays_primary() -> None:
-    """An unrelated error of the body is raised; the background failure is noted on it."""
-    error = ValueError("the body")
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double) as session:
-            session.start_soon(fail, OSError("died"))
-            await ticks()
-            raise error
-
-    with pytest.raises(ValueError, match="the body") as caught:
-        await use()
-    assert caught.value is error
-    assert caught.value.__notes__ == ["a background task had failed: OSError('died')"]
-
-
 async def test_a_background_loop_over_runs_ends_with_the_session() -> None:
     """A task that keeps running the session while the block is left ends cleanly with it."""
-    runs: list[int] = []
 
-    async def work(session: ah.AsyncMonitoredSession) -> None:
+    async def work() -> None:
         while not session.should_stop():
-            runs.append(await session.run("loss"))
-
-    async def step() -> dict[str, int]:
-        await asyncio.sleep(0)
-        return {"loss": 1}
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        for _ in range(2):
-            session.start_soon(work, session)
-        for _ in range(3):
             await session.run("loss")
+
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ticks_of_a_hook)]) as session:
+        for _ in range(2):
+            session.start_soon(work)
+        await session.run("loss")
     assert session.status().state == "closed"
+
+
+async def ticks_of_a_hook(*_: object) -> None:
+    await ticks(1)
+
+
+Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
+STARTS: dict[str, Start] = {"session": lambda session: session.start_soon, "coord": lambda session: session.coord.start_soon}
+BY = pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+
+
+@BY
+@pytest.mark.parametrize("starter", STARTS.values(), ids=STARTS)
+async def test_a_task_that_is_started_in_the_grace_period_is_waited_for(start: Start, starter: Start, clock: ManualClock) -> None:
+    """A background task may start others while the session closes; they have what is left of the same grace period."""
+    session, ended = ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), list[str]()
+
+    async def flush() -> None:
+        await ticks(10)
+        ended.append("flush")
+
+    async def slow() -> None:
+        try:
+            await forever()
+        except asyncio.CancelledError as error:
+            ended.append(str(error))
+            raise
+
+    async def watch() -> None:
+        await session.coord.wait_for_stop()
+        start(session)(flush)
+        start(session)(slow)
+
+    async def use(_: object) -> None:
+        starter(session)(watch)
+        await session.run("loss")
+
+    ending = asyncio.create_task(outcome(session, use))
+    await until_true(lambda: ended)
+    await ticks(20)
+    assert not ending.done()
+    clock.advance(9)
+    assert await ending is None
+    assert clock.pending == 0
+    assert ended == ["flush", "the session has ended, and its grace period of 9 s is over"]
+
+
+@BY
+async def test_no_task_is_started_after_the_background_tasks_have_ended(start: Start) -> None:
+    """Starting a task in `close`, in the cleanup of a cancelled task or after the end is refused, so none survives."""
+    refusals: list[str] = []
+
+    async def starts(*_: object) -> None:
+        with refused(ah.errors.SessionClosedError, "task"):
+            start(session)(forever)
+        refusals.append(session.status().state)
+
+    async def starts_in_cleanup() -> None:
+        try:
+            await forever()
+        finally:
+            await starts()
+
+    async def use(_: object) -> None:
+        session.start_soon(starts_in_cleanup)
+        session.coord.start_soon(starts_in_cleanup)
+        await ticks()
+        raise OSError("broken")
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", starts)])
+    assert isinstance(await outcome(session, use), OSError)
+    await starts()
+    assert refusals == ["closing", "closing", "closing", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("bad data"), "the session failed: ValueError('bad data')"),
+        (asyncio.CancelledError(), "the session was cancelled"),
+    ],
+    ids=["failure", "cancel"],
+)
+async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseException, reason: str, clock: ManualClock) -> None:
+    """At a failed end tasks are cancelled immediately and once, with the reason as message; `stop_reason` has it, too."""
+    messages: list[str] = []
+    session = ah.AsyncMonitoredSession(double)
+
+    async def generates(wait: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            await wait()
+        except asyncio.CancelledError as cancelled:
+            messages.append(str(cancelled))
+            await ticks()  # a second cancel would interrupt this
+            messages.append(str(session.stop_reason))
+            raise
+
+    async def use(_: object) -> None:
+        for wait in (forever, lambda: session.until(forever()), session.coord.wait_for_stop):
+            session.start_soon(generates, wait)
+        await ticks()
+
+    assert await outcome(session, use, error) is error
+    assert (messages, clock.now(), session.stop_reason) == ([reason] * 6, 0, reason)
 
 
 # -- errors of end and close
 
 
-async def test_errors_of_end_are_collected() -> None:
+@pytest.mark.parametrize("failing", [[1], [0, 2]])
+async def test_errors_of_end_are_collected(failing: list[int]) -> None:
     """Every hook's `end` is called whatever the others' do; one error is raised as it is, several as one group."""
-    for failing in ([1], [0, 2]):
-        record: list[tuple[str, str]] = []
-        errors = {number: OSError(f"end of {number}") for number in failing}
-        hooks = [
-            FaultInjectionHook({("end", 1): errors[number]} if number in errors else {}, str(number), record=record)
-            for number in range(3)
-        ]
-        with pytest.raises((OSError, ExceptionGroup)) as caught:
-            async with ah.AsyncMonitoredSession(double, hooks) as session:
-                await session.run("loss")
-        raised = caught.value
-        assert (raised.exceptions if isinstance(raised, ExceptionGroup) else (raised,)) == tuple(errors.values())
-        assert [name for name, phase in record if phase == "end"] == ["0", "1", "2"]
-        assert [name for name, phase in record if phase == "close"] == ["2", "1", "0"]
-        assert [hook.closed_with for hook in hooks] == [[raised]] * 3
+    record: list[tuple[str, str]] = []
+    errors = {number: OSError(f"end of {number}") for number in failing}
+    faults = [{("end", 1): errors[number]} if number in errors else {} for number in range(3)]
+    hooks = [FaultInjectionHook(fault, str(number), record=record) for number, fault in enumerate(faults)]
+    raised = await outcome(ah.AsyncMonitoredSession(double, hooks), lambda session: session.run("loss"))
+    assert (raised.exceptions if isinstance(raised, ExceptionGroup) else (raised,)) == tuple(errors.values())
+    assert [name for name, phase in record if phase == "end"] == ["0", "1", "2"]
+    assert [name for name, phase in record if phase == "close"] == ["2", "1", "0"]
+    assert [hook.closed_with for hook in hooks] == [[raised]] * 3
 
 
 @pytest.mark.parametrize("phase", ["end", "close"])
@@ -123,56 +277,34 @@ async def test_groups_out_of_end_and_close_are_flat(phase: str) -> None:
     group = ExceptionGroup("two rows are bad", [ValueError(1), ExceptionGroup("nested", [ValueError(2)])])
     group.add_note("in file rows.csv")
     hooks = [FaultInjectionHook({(phase, 1): error}, str(error)) for error in (group, KeyError("b"))]
-    with pytest.raises(ExceptionGroup, match=f"2 failures in {phase}") as caught:
-        async with ah.AsyncMonitoredSession(double, hooks):
-            pass
-    rows = [error for error in caught.value.exceptions if isinstance(error, ValueError)]
+    raised = await outcome(ah.AsyncMonitoredSession(double, hooks))
+    assert isinstance(raised, ExceptionGroup)
+    assert f"2 failures in {phase}" in str(raised)
+    rows = [error for error in raised.exceptions if isinstance(error, ValueError)]
     expected = [KeyError, ValueError, ValueError] if phase == "close" else [ValueError, ValueError, KeyError]
-    assert [type(error) for error in caught.value.exceptions] == expected
+    assert [type(error) for error in raised.exceptions] == expected
     assert [error.args for error in rows] == [(1,), (2,)]
-    origin = f"raised by FaultInjectionHook#1.{phase}"
-    assert all(error.__notes__ == ["in file rows.csv", origin] for error in rows)
+    assert all(error.__notes__ == ["in file rows.csv", f"raised by FaultInjectionHook#1.{phase}"] for error in rows)
 
 
-async def test_an_earlier_error_is_not_replaced_by_one_of_close(caplog: pytest.LogCaptureFixture) -> None:
-    """The first error reaches the caller; errors of closing are noted on it and logged."""
-    error = ValueError("first")
-    with pytest.raises(ValueError, match="first") as caught:
-        async with ah.AsyncMonitoredSession(double, [FaultInjectionHook({("close", 1): OSError("then")})]):
-            raise error
-    assert caught.value is error
-    assert caught.value.__notes__ == ["and then: OSError('then')"]
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-
-
-# -- closing
+# -- closing it from elsewhere
 
 
 async def test_closing_twice_is_harmless() -> None:
-    """`aclose` inside the block is a clean end; again, and leaving the block, do nothing."""
-    hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(double, [hook]) as session:
-        await session.run("loss")
-        await session.aclose()
-        assert session.should_stop()
-        await session.aclose()
-    await session.aclose()
-    assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
+    """`aclose` inside the block is a clean end; again, and leaving the block, do nothing, but a later error is raised."""
+    for error in (None, ah.OutOfRangeError("end"), OSError("late")):
+        hook = RecordingHook()
 
-
-async def test_an_error_after_closing_reaches_the_caller() -> None:
-    """A block that fails after `aclose` raises its error; one that means a clean end is swallowed."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        await session.aclose()
-        raise ah.OutOfRangeError("end")
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double) as session:
+        async def use(session: ah.AsyncMonitoredSession) -> None:
+            await session.run("loss")
             await session.aclose()
-            raise OSError("late")
+            assert session.should_stop()
+            await session.aclose()
 
-    with pytest.raises(OSError, match="late"):
-        await use()
+        session = ah.AsyncMonitoredSession(double, [hook])
+        assert await outcome(session, use, error) is (error if isinstance(error, OSError) else None)
+        await session.aclose()
+        assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
 
 
 async def test_closing_lets_the_run_of_another_task_finish() -> None:
@@ -184,14 +316,11 @@ async def test_closing_lets_the_run_of_another_task_finish() -> None:
         return {"loss": 5}
 
     async with ah.AsyncMonitoredSession(step, [hook]) as session:
-        running = asyncio.create_task(session.run("loss"))
+        running, queued = await parked(session.run("loss")), await parked(session.run("loss"))
         await ticks()
-        queued = asyncio.create_task(session.run("loss"))
+        closing = await parked(session.aclose())
         await ticks()
-        closing = asyncio.create_task(session.aclose())
-        await ticks()
-        assert session.should_stop()
-        assert not closing.done()
+        assert (session.should_stop(), closing.done()) == (True, False)
         gate.set()
         assert await running == 5
         await closing
@@ -200,92 +329,88 @@ async def test_closing_lets_the_run_of_another_task_finish() -> None:
     assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
 
 
-async def test_a_failing_block_ends_the_run_of_another_task() -> None:
-    """When the block fails the run of another task is ended immediately."""
+@pytest.mark.parametrize("how", ["the block fails", "closing is cancelled"])
+async def test_what_ends_the_run_of_another_task_immediately(how: str, clock: ManualClock) -> None:
+    """Without a grace period: the run has an error of its own, and all is closed."""
+    runs, hook = list[asyncio.Task[Any]](), RecordingHook()
 
-    async def step() -> None:
-        await forever()
-
-    runs: list[asyncio.Task[None]] = []
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(step) as session:
-            runs.append(asyncio.create_task(session.run("step")))
-            await ticks()
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        runs.append(await parked(session.run("forever_step")))
+        await ticks()
+        if how == "the block fails":
             raise OSError("broken")
 
-    with ManualClock(), pytest.raises(OSError, match="broken"):
-        await use()
+    session = ah.AsyncMonitoredSession(forever_step, [hook])
+    ending = asyncio.create_task(outcome(session, use))
+    await ticks(20)
+    if how != "the block fails":
+        assert not ending.done()
+        ending.cancel()
+    assert isinstance(await ending, OSError if how == "the block fails" else asyncio.CancelledError)
     with refused(ah.errors.SessionClosedError, "the session was closed during this run"):
         await runs[0]
+    assert (hook.phases()[-1], "end" in hook.phases(), session.status().state, clock.now()) == ("close", False, "closed", 0)
+
+
+# -- the last step in `close`
+
+
+class LastStepHook(ah.SessionRunHook):
+    """Keeps its session, as a hook does that writes the last step when it is closed."""
+
+    session: ah.Session | None = None
+
+    def __init__(self) -> None:
+        self.closed_with: list[tuple[type[BaseException] | None, int, Any, bool]] = []
+
+    async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+        self.session = session
+
+    async def close(self, exc: BaseException | None) -> None:
+        await asyncio.sleep(0)
+        if self.session is not None:
+            step, variables = self.session.global_step.latest.step, self.session.variables.snapshot()
+            self.closed_with.append((None if exc is None else type(exc), step, variables["total"], self.session.closed))
+
+
+LOST = ah.AbortedError("lost")
+GIVES_UP = ah.RecoveryPolicy(max_attempts=1, no_progress_limit=1, backoff=ah.Backoff(initial_secs=0))
 
 
 @pytest.mark.parametrize(
-    "end",
-    [ah.OutOfRangeError("no more"), StopIteration("stray"), StopAsyncIteration(), ah.StopRequestedError("enough")],
-    ids=repr,
+    ("faults", "policy", "kind", "step"),
+    [
+        ({}, NO_BACKOFF, None, 3),
+        ({("before_run", 3): OSError("no")}, NO_BACKOFF, OSError, 2),
+        ({("after_run", 3): OSError("no")}, NO_BACKOFF, OSError, 3),
+        ({("before_run", 3): LOST}, NO_BACKOFF, None, 3),
+        ({("before_run", 3): LOST, ("before_run", 4): LOST}, GIVES_UP, ah.AbortedError, 2),
+        ({("after_create_session", 1): OSError("no")}, NO_BACKOFF, OSError, 0),
+        ({("begin", 1): OSError("no")}, NO_BACKOFF, OSError, None),
+    ],
+    ids=["clean", "before the commit", "behind it", "recovered", "given up", "not opened", "never created"],
 )
-async def test_an_exception_that_ends_the_block_cleanly_leaves_a_reason(end: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    """A block that is left cleanly by an exception says by which: in `stop_reason`, and in the log at level INFO."""
-    seen: list[bool] = []
+async def test_the_session_stays_readable_in_close(faults: Any, policy: Any, kind: Any, step: int | None) -> None:
+    """The one that the hook got last is closed, and has the last step that was committed, with the variables of that step."""
 
-    async def see(session: ah.Session) -> None:
-        seen.append(monitored.coord.should_stop())
+    async def train(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(3):
+            await session.run("train")
 
-    caplog.set_level(logging.INFO, "aiohooks")
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("end", see)], name="trainer") as monitored:
-        raise end
-    reason = f"the block was left by {end!r}"
-    assert (monitored.stop_reason, monitored.status().stop_reason) == (reason, reason)
-    assert caplog.messages == [f"session 'trainer': {reason}, which is a clean end"]
-    assert seen == [False]  # it is no stop: hooks and tasks are not interrupted by it
+    hook = LastStepHook()
+    session = ah.AsyncMonitoredSession(counting_graph(), [hook, FaultInjectionHook(faults)], recovery=policy)
+    assert isinstance(await outcome(session, train), kind or type(None))
+    assert hook.closed_with == ([] if step is None else [(kind, step, step, True)])
 
 
-async def test_a_stop_in_the_last_hook_is_the_reason() -> None:
-    """A session that was left without one has none yet when its hooks are closed."""
-
-    async def stop(*_: object) -> None:
-        assert session.stop_reason is None
-        session.request_stop("too late for the loop")
-        session.request_stop("even later")
-
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("close", stop)]) as session:
-        await session.run("loss")
-    assert session.stop_reason == "too late for the loop"
-
-
-async def test_a_stop_keeps_its_reason_when_an_exception_ends_the_block() -> None:
-    """The reason of a stop is not replaced by the exception that then ends the block; leaving it without one has no reason."""
-    async with ah.AsyncMonitoredSession(double) as session:
-        session.request_stop("enough")
-        await session.run("loss")
-    assert session.stop_reason == "enough"
-    async with ah.AsyncMonitoredSession(double) as session:
-        await session.run("loss")
-    assert session.stop_reason is None
-
-
-@pytest.mark.parametrize("phase", ["begin", "before_run", "step", "end", "close"])
-async def test_errors_name_the_session(phase: str) -> None:
-    """An error of a session that was given a name says once in which one it was raised."""
-    error = ValueError("wrong")
-
-    async def raise_error(*_: object) -> None:
-        raise error
-
-    async def step() -> dict[str, int]:
-        if phase == "step":
-            raise error
-        return {"loss": 1}
-
-    async def main(name: str | None) -> None:
-        async with ah.AsyncMonitoredSession(step, [PhaseHook(phase, raise_error)], name=name) as session:
-            await session.run("loss")
-
-    with pytest.raises(ValueError, match="wrong"):
-        await main(None)
-    unnamed = list(getattr(error, "__notes__", []))
-    with pytest.raises(ValueError, match="wrong") as caught:
-        await main("trainer")
-    assert caught.value is error
-    assert [note for note in error.__notes__ if note not in unnamed] == ["in session 'trainer'"]
+@pytest.mark.parametrize("phase", ["before_run", "after_create_session"])
+async def test_the_session_stays_readable_in_close_after_a_cancel(phase: str) -> None:
+    """Of a run, which has committed nothing, and of the opening: the step is the one before."""
+    hook = LastStepHook()
+    steps = ah.MemoryStepStore(7)
+    session = ah.AsyncMonitoredSession(counting_graph(), [hook, PhaseHook(phase, forever)], global_step=steps)
+    task = await parked(outcome(session, lambda session: session.run("train")))
+    await ticks(20)
+    task.cancel()
+    assert isinstance(await task, asyncio.CancelledError)
+    assert hook.closed_with == [(asyncio.CancelledError, 7, 0, True)]

@@ -5,29 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import traceback
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock, RecordingHook
-from tests.support.checks import refused
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, recovery_policy
-from tests.support.waiting import fail, fails_after, forever, ticks
+from tests.support.sessions import counting_graph, double, outcome, recovery_policy
+from tests.support.waiting import fail, forever, parked, raises_after, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
 
-
-def shown(error: BaseException) -> str:
-    """Return everything that a traceback of the error shows: its context and notes, too."""
-    return "".join(traceback.format_exception(error))
+OWNERS = pytest.mark.parametrize("owner", ["session", "coord"])
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the errors in the log, with tracebacks."""
     return [repr(record.exc_info[1]) for record in caplog.records if record.levelno == logging.ERROR and record.exc_info]
+
+
+def notes(error: BaseException | None) -> list[str]:
+    return [*getattr(error, "__notes__", [])]
+
+
+async def forever_step() -> None:
+    """Wait until cancelled: a step."""
+    await forever()
 
 
 class OddError(Exception):
@@ -39,189 +44,160 @@ class OddError(Exception):
     __str__ = __repr__
 
 
-# -- the caller is cancelled
+# -- several ends: which comes out, and where the others are
+
+BODY, TASK, END, CLOSE = (f"of the {place}" for place in ("body", "task", "end", "close"))
+CANCEL = "a cancel"
+THEN = "and then: OSError('{}')"
+KEPT: dict[str, tuple[set[str], str, list[str], str | None, list[str]]] = {
+    # What fails, and whether the caller is cancelled at the end: what comes out, its notes, its context, what is logged.
+    "body and task": ({BODY, TASK}, BODY, [f"a background task had failed: OSError({TASK!r})"], None, [TASK]),
+    "body and close": ({BODY, CLOSE}, BODY, [THEN.format(CLOSE)], None, [CLOSE]),
+    "cancel, body": ({CANCEL, BODY}, CANCEL, [], BODY, [BODY]),
+    "cancel, end": ({CANCEL, END}, CANCEL, [], END, [END]),
+    "cancel, task and close": ({CANCEL, TASK, CLOSE}, CANCEL, [THEN.format(TASK), THEN.format(CLOSE)], None, [TASK, CLOSE]),
+}
+
+
+@pytest.mark.parametrize(("fails", "raised", "noted", "context", "log"), KEPT.values(), ids=KEPT)
+async def test_of_several_errors_none_is_lost(
+    fails: set[str], raised: str, noted: list[str], context: str | None, log: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one comes out, or the cancel of the caller while hooks are closed; the others are in it, and logged."""
+    closing, released = asyncio.Event(), asyncio.Event()
+
+    async def fail_in(place: str) -> None:
+        if place in fails:
+            raise OSError(place)
+
+    async def close(_: object) -> None:
+        closing.set()
+        await released.wait()
+        await fail_in(CLOSE)
+
+    async def task() -> None:
+        try:
+            await session.coord.wait_for_stop()
+        finally:
+            await fail_in(TASK)
+
+    async def use(_: object) -> None:
+        session.coord.start_soon(task)
+        await ticks()
+        await fail_in(BODY)
+
+    hooks = [PhaseHook("end", lambda _: fail_in(END)), PhaseHook("close", close)]
+    session = ah.AsyncMonitoredSession(double, hooks, name="trainer")
+    ending = asyncio.create_task(outcome(session, use))
+    await closing.wait()
+    if CANCEL in fails:
+        ending.cancel()
+        await ticks()
+    released.set()
+    error = await ending
+    assert error is not None
+    assert str(error) == raised if raised != CANCEL else isinstance(error, asyncio.CancelledError)
+    assert [note for note in notes(error) if not note.startswith(("raised by", "in session"))] == noted
+    assert (error.__context__ is None) if context is None else str(error.__context__) == context
+    assert logged(caplog) == [f"OSError({one!r})" for one in log]
+    assert all(message.startswith("session 'trainer': ") for message in caplog.messages)
 
 
 async def test_an_error_of_end_is_kept_when_a_later_end_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     """The caller is cancelled in the `end` of one hook: the error of an earlier one is noted on that, and logged."""
-    started = asyncio.Event()
-
-    async def fails(session: ah.Session) -> None:
-        raise OSError("the last save failed")
-
-    async def hangs(session: ah.Session) -> None:
-        started.set()
-        await forever()
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("end", fails), PhaseHook("end", hangs)], name="trainer"):
-            pass
-
-    ending = asyncio.create_task(use())
-    await started.wait()
+    hooks = [PhaseHook("end", raises_after(0, OSError("the last save failed"))), PhaseHook("end", forever)]
+    ending = await parked(outcome(ah.AsyncMonitoredSession(double, hooks)))
+    await ticks(20)
     ending.cancel()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await ending
-    assert "and then: OSError('the last save failed')" in shown(caught.value)
+    raised = await ending
+    assert isinstance(raised, asyncio.CancelledError)
+    context = [raised, raised.__context__]
+    assert any("and then: OSError('the last save failed')" in notes(one) for one in context)
     assert logged(caplog) == ["OSError('the last save failed')"]
-    assert caplog.records[0].getMessage().startswith("session 'trainer': ")
 
 
-@pytest.mark.parametrize("first", ["a task and close", "the block", "end"])
-async def test_errors_are_kept_when_closing_is_cancelled(first: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A cancel while hooks close wins over all errors: of tasks and `close`, the block, `end`; they are in it, and logged."""
-    started, released = asyncio.Event(), asyncio.Event()
+@pytest.mark.parametrize("ended", ["by a cancel", "by a task"])
+async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the block: the cleanup of a task fails; of a run that a failed task ends: the step function does, and has a note."""
 
-    async def slow(exc: BaseException | None) -> None:
-        started.set()
-        await released.wait()
-        if first == "a task and close":
-            raise OSError("disk full")
-
-    async def end(session: ah.Session) -> None:
-        if first == "end":
-            raise OSError("the last save failed")
-
-    async def flush(coord: ah.Coordinator) -> None:
-        await coord.wait_for_stop()
-        if first == "a task and close":
-            raise ValueError("not flushed")
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("end", end), PhaseHook("close", slow)]) as session:
-            session.coord.start_soon(flush, session.coord)
-            await ticks()
-            if first == "the block":
-                raise ValueError("the body")
-            raise ah.OutOfRangeError("no more")
-
-    ending = asyncio.create_task(use())
-    await started.wait()
-    ending.cancel()
-    await ticks()
-    released.set()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await ending
-    expected = {
-        "a task and close": ["ValueError('not flushed')", "OSError('disk full')"],
-        "the block": ["ValueError('the body')"],
-        "end": ["OSError('the last save failed')"],
-    }[first]
-    assert logged(caplog) == expected
-    if first == "a task and close":
-        assert all(f"and then: {error}" in shown(caught.value) for error in expected)
-    else:
-        assert repr(caught.value.__context__) == expected[0]
-
-
-async def test_a_background_error_is_kept_when_the_body_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """A background task that fails in its cleanup, because the body was cancelled: the error is noted and logged."""
-
-    async def background() -> None:
-        try:
-            await forever()
-        finally:
-            raise OSError("cleanup failed")
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double) as session:
-            session.start_soon(background)
-            await forever()
-
-    body = asyncio.create_task(use())
-    await ticks(10)
-    body.cancel()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await body
-    assert "a background task had failed: OSError('cleanup failed')" in shown(caught.value)
-    assert logged(caplog) == ["OSError('cleanup failed')"]
-
-
-async def test_an_error_of_the_run_has_the_background_error_before_it_as_a_note() -> None:
-    """A step function that answers its cancel with an error of its own: that comes out."""
-
-    async def step_fn(context: ah.session.StepContext) -> None:
-        session.start_soon(fail, OSError("lost"))
+    async def answers(*_: object) -> None:
         try:
             await forever()
         except asyncio.CancelledError:
-            raise ValueError("the step") from None
+            raise ValueError("cleanup failed") from None
 
-    with pytest.raises(ValueError, match="the step") as caught:
-        async with ah.AsyncMonitoredSession(double) as session:
-            await session.run_step_fn(step_fn)
-    assert "a background task had failed before: OSError('lost')" in caught.value.__notes__
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        session.start_soon(answers if ended == "by a cancel" else raises_after(9, OSError("lost")))
+        await (forever() if ended == "by a cancel" else session.run_step_fn(answers))
 
-
-@pytest.mark.parametrize(
-    ("own", "expected"),
-    [(None, "CancelledError('from outside')"), (OSError("close failed"), "OSError('close failed')")],
-    ids=repr,
-)
-async def test_an_error_of_close_keeps_the_cancel_of_the_block(own: OSError | None, expected: str) -> None:
-    """As its context, by which code further out knows that it was cancelled; unless it has one of its own."""
-
-    async def ends(exc: BaseException | None) -> None:
-        if own is None:
-            raise SystemExit(3)
-        try:
-            raise own
-        except OSError:
-            sys.exit(3)
-
-    async def use() -> BaseException | None:
-        try:
-            async with ah.AsyncMonitoredSession(double, [PhaseHook("close", ends)]):
-                await forever()
-        except SystemExit as caught:
-            return caught.__context__
-        return None
-
-    ending = asyncio.create_task(use())
+    body = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double), use))
     await ticks(20)
-    ending.cancel("from outside")
-    assert repr(await ending) == expected
+    body.cancel()
+    raised = await body
+    if ended == "by a cancel":
+        assert isinstance(raised, asyncio.CancelledError)
+        assert "a background task had failed: ValueError('cleanup failed')" in notes(raised)
+        assert logged(caplog) == ["ValueError('cleanup failed')"]
+    else:
+        assert repr(raised) == "ValueError('cleanup failed')"
+        assert "a background task had failed before: OSError('lost')" in notes(raised)
 
 
 # -- errors that end the program
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
-@pytest.mark.parametrize("first", ["body", "close", "cancel"])
+@pytest.mark.parametrize("first", ["body", "close", "cancel", "opening", "a fatal opening"])
 async def test_an_error_that_ends_the_program_comes_out_of_close(error: BaseException, first: str) -> None:
-    """`SystemExit` and `KeyboardInterrupt` of a `close` are raised themselves, whatever failed before; that is their context."""
-    started, released = asyncio.Event(), asyncio.Event()
+    """It is raised itself, whatever failed before, which is its context; unless that ends the program, too."""
+    closing, released, fatal = asyncio.Event(), asyncio.Event(), SystemExit(4)
 
-    async def fails(exc: BaseException | None) -> None:
-        raise OSError("close failed")
-
-    async def ends(exc: BaseException | None) -> None:
-        started.set()
+    async def ends(_: object) -> None:
+        closing.set()
         await released.wait()
         raise error
 
-    async def use() -> BaseException | None:
-        hooks = [PhaseHook("close", ends), *([PhaseHook("close", fails)] if first == "close" else [])]
-        try:
-            async with ah.AsyncMonitoredSession(double, hooks):
-                if first == "body":
-                    raise ValueError("the body")
-        except BaseException as caught:
-            return caught
-        return None
-
-    ending = asyncio.create_task(use())
-    await started.wait()
+    hooks = [PhaseHook("close", ends)]
+    if first == "close":
+        hooks.append(PhaseHook("close", raises_after(0, OSError("close failed"))))
+    if "opening" in first:
+        hooks.append(PhaseHook("begin", raises_after(0, fatal if first == "a fatal opening" else OSError("no data"))))
+    body = ValueError("the body") if first == "body" else None
+    ending = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, hooks), error=body))
+    await closing.wait()
     if first == "cancel":
         ending.cancel()
         await ticks()
     released.set()
     raised = await ending
-    assert raised is error
+    assert raised is (fatal if first == "a fatal opening" else error)
     if first == "body":
-        assert repr(raised.__context__) == "ValueError('the body')"
+        assert raised.__context__ is body
     if first == "close":
-        assert raised.__notes__[-1] == "and then: OSError('close failed')"
+        assert notes(raised)[-1] == "and then: OSError('close failed')"
+
+
+@pytest.mark.parametrize("before", ["a cancel", "an error"])
+@pytest.mark.parametrize("own", [False, True])
+async def test_an_error_that_hides_another_one(own: bool, before: str) -> None:
+    """It has that as its context, by which code further out knows of a cancel; if it has its own, an error is in a note."""
+
+    async def ends(_: object) -> None:
+        try:
+            if own:
+                raise OSError("close failed")
+        finally:
+            sys.exit(3)
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", ends)])
+    ending = await parked(outcome(session, forever) if before == "a cancel" else outcome(session, error=ValueError("the body")))
+    await ticks(20)
+    ending.cancel("from outside")
+    raised = await ending
+    assert isinstance(raised, SystemExit)
+    hidden = "CancelledError('from outside')" if before == "a cancel" else "ValueError('the body')"
+    assert repr(raised.__context__) == ("OSError('close failed')" if own else hidden)
+    assert ("before that, the session failed: ValueError('the body')" in notes(raised)) is (own and before == "an error")
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), OSError("connection")], ids=repr)
@@ -233,7 +209,6 @@ async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(error: B
         async def flush(self, timeout: float | None = None) -> None:
             if part == "store":
                 raise error
-            await super().flush(timeout)
 
     class Broken(ah.Session):
         async def aclose(self) -> None:
@@ -241,30 +216,16 @@ async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(error: B
             if part == "session":
                 raise error
 
-    class Creator:
-        graph = counting_graph()
-
-        async def create_session(self) -> ah.Session:
-            return Broken(self.graph, global_step=Store())
-
-    hook = RecordingHook()
-
-    async def use() -> BaseException | None:
-        try:
-            async with ah.AsyncMonitoredSession(Creator(), [hook]):
-                pass
-        except BaseException as caught:
-            return caught
-        return None
-
-    assert await use() is error
+    hook, graph = RecordingHook(), counting_graph()
+    creator = ah.ChiefSessionCreator(graph, global_step=Store(), session_factory=Broken)
+    assert await outcome(ah.AsyncMonitoredSession(creator, [hook])) is error
     assert hook.closed_with == [None]
 
 
-# -- errors stay as they are
+# -- errors of background tasks
 
 
-@pytest.mark.parametrize("owner", ["session", "coord"])
+@OWNERS
 @pytest.mark.parametrize("wait", ["until", "run", "feeds", "between", "next run", "block"])
 async def test_a_background_error_comes_out_of_every_wait(wait: str, owner: str) -> None:
     """The same object, once, with the cause and the context that it had; it is the reason of the stop, and no clean end."""
@@ -287,116 +248,53 @@ async def test_a_background_error_comes_out_of_every_wait(wait: str, owner: str)
         await forever()
         yield 1
 
+    async def use(_: object) -> None:
+        (session if owner == "session" else session.coord).start_soon(background)
+        if wait == "until":
+            await session.until(forever())
+        elif wait == "run":
+            await session.run("step")
+        elif wait == "feeds":
+            await anext(session.steps(feeds=feeds()))
+        await ticks(10)
+        assert (session.should_stop(), session.status().failure) == (True, repr(error))
+        if wait == "between":
+            await session.until(forever())
+        elif wait == "next run":
+            await session.run("step")
+        assert [one async for one in session.steps("step")] == []
+
     session = ah.AsyncMonitoredSession(step, [hook])
-
-    async def use() -> None:
-        async with session:
-            (session if owner == "session" else session.coord).start_soon(background)
-            if wait == "until":
-                await session.until(forever())
-            elif wait == "run":
-                await session.run("step")
-            elif wait == "feeds":
-                await anext(session.steps(feeds=feeds()))
-            await ticks(10)
-            assert (session.should_stop(), session.status().failure) == (True, repr(error))
-            if wait == "between":
-                await session.until(forever())
-            elif wait == "next run":
-                await session.run("step")
-            assert [one async for one in session.steps("step")] == []
-
-    with pytest.raises(ValueError, match="bad") as caught:
-        await use()
-    assert caught.value is error
+    assert await outcome(session, use) is error
     assert repr(error.__cause__) == repr(error.__context__) == "KeyError('root')"
     assert ended == (["step"] if wait == "run" else [])
-    assert hook.closed_with == [error]
-    assert "end" not in hook.phases()
+    assert (hook.closed_with, "end" in hook.phases()) == ([error], False)
     assert session.stop_reason == "background task 'background' failed: ValueError('bad')"
 
 
-@pytest.mark.parametrize("wait", ["until", "run", "wait_for_stop"])
-async def test_an_error_that_cannot_be_shown_ends_waits_all_the_same(wait: str) -> None:
-    """A background error whose own methods raise ends waits and runs like any other; the messages say that it has no text."""
+@pytest.mark.parametrize("wait", ["until", "run", "wait_for_stop", "body", "end", "close"])
+async def test_an_error_that_cannot_be_shown_is_one_like_any_other(wait: str) -> None:
+    """A background error whose own methods raise ends waits and runs, also beside others; messages say that it has no text."""
     error = OddError()
 
-    async def step() -> None:
-        await forever()
-
-    session = ah.AsyncMonitoredSession(step)
-
-    async def use() -> None:
-        async with session:
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(2):
             session.start_soon(fail, error, name="odd")
-            if wait == "until":
-                await session.until(forever())
-            elif wait == "run":
-                await session.run("step")
-            else:
-                assert await session.coord.wait_for_stop()
+        waits: dict[str, Any] = {"until": lambda: session.until(forever()), "run": lambda: session.run("forever_step")}
+        await waits.get(wait, session.coord.wait_for_stop)()
 
-    with pytest.raises(OddError) as caught:
-        await use()
-    assert caught.value is error
+    hooks = [PhaseHook(wait, raises_after(0, OddError())) for _ in range(2)]
+    session = ah.AsyncMonitoredSession(forever_step, hooks)
+    assert isinstance(await outcome(session, use, OddError() if wait == "body" else None), OddError)
     assert session.stop_reason == "background task 'odd' failed: <OddError, whose repr raises AttributeError>"
     assert session.status().failure == "<OddError, whose repr raises AttributeError>"
+    lost = FaultInjectionHook({("before_run", 1): OddError()})
+    async with ah.AsyncMonitoredSession(double, [lost], recovery=recovery_policy(on=(OddError,))) as recovering:
+        await recovering.run("loss")
+    assert recovering.status().recoveries == 1
 
 
-async def test_errors_that_cannot_be_shown_end_a_session_like_others() -> None:
-    """Such errors can be raised by the body, an `end` or a `close`, by two at a time, and be recovered from."""
-
-    async def fails(*_: object) -> None:
-        raise OddError
-
-    async def use(*hooks: ah.SessionRunHook, error: Exception | None = None) -> None:
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
-            session.start_soon(fails)
-            session.start_soon(fails)
-            await ticks()
-            if error is not None:
-                raise error
-
-    for hooks in ([], [PhaseHook("end", fails)], [PhaseHook("close", fails), PhaseHook("close", fails)]):
-        for error in (None, OddError()):
-            with pytest.raises(OddError):
-                await use(*hooks, error=error)
-
-    lost = [OddError()]
-
-    async def step() -> None:
-        if lost:
-            raise lost.pop()
-
-    async with ah.AsyncMonitoredSession(step, recovery=recovery_policy(on=(OddError,))) as session:
-        await session.run("step")
-    assert session.status().recoveries == 1
-
-
-async def test_equal_errors_are_two_errors(caplog: pytest.LogCaptureFixture) -> None:
-    """Two errors that compare equal are still two: the second one is reported, too."""
-
-    class EqualError(Exception):
-        def __eq__(self, other: object) -> bool:
-            return isinstance(other, EqualError)
-
-        __hash__ = Exception.__hash__
-
-    coord = ah.Coordinator()
-    first, second = EqualError("first"), EqualError("second")
-    coord.start_soon(fail, first)
-    coord.start_soon(fail, second)
-    with pytest.raises(EqualError) as caught:
-        await coord.join()
-    assert caught.value is first
-    assert [one is two for one, two in zip(coord.errors, (first, second), strict=True)] == [True, True]
-    assert len(caplog.records) == 1
-
-
-# -- background tasks and recovery
-
-
-@pytest.mark.parametrize("owner", ["session", "coord"])
+@OWNERS
 async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owner: str) -> None:
     """It does not matter whether it was started from the session or from the coordinator of its raw session."""
     error, hook = OSError("could not flush"), RecordingHook()
@@ -405,56 +303,43 @@ async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owne
         await session.coord.wait_for_stop()
         raise error
 
+    async def use(_: object) -> None:
+        (session if owner == "session" else session.coord).start_soon(flush)
+        await session.run("loss")
+
     session = ah.AsyncMonitoredSession(double, [hook])
-
-    async def use() -> None:
-        async with session:
-            (session if owner == "session" else session.coord).start_soon(flush)
-            await session.run("loss")
-
-    with pytest.raises(OSError, match="could not flush") as caught:
-        await use()
-    assert caught.value is error
+    assert await outcome(session, use) is error
     assert hook.closed_with == [error]
 
 
-async def test_a_task_that_fails_after_its_session_has_ended_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_task_that_raises_after_its_session_has_ended_is_logged(
+    caplog: pytest.LogCaptureFixture, clock: ManualClock
+) -> None:
     """A task that ignored its cancellation, and fails after the session has ended without it: the error is logged."""
-    released = asyncio.Event()
+    released, tasks = asyncio.Event(), list[asyncio.Task[None]]()
 
     async def stubborn() -> None:
-        while not released.is_set():
-            try:
-                await released.wait()
-            except asyncio.CancelledError:
-                continue
+        await uncancellable(released)
         raise OSError("too late")
 
-    with ManualClock() as clock:
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        tasks.append(session.start_soon(stubborn))
 
-        async def use() -> None:
-            async with ah.AsyncMonitoredSession(double, stop_grace_period_secs=9) as session:
-                tasks.append(session.start_soon(stubborn))
-
-        tasks: list[asyncio.Task[None]] = []
-        ending = asyncio.create_task(use())
-        for _ in range(2):
-            await ticks(20)
-            assert not ending.done()
-            clock.advance(9)
-        await ending
-        released.set()
-        await asyncio.wait(tasks)
+    ending = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, stop_grace_period_secs=9), use))
+    for _ in range(2):
+        await ticks(20)
+        assert not ending.done()
+        clock.advance(9)
+    assert await ending is None
+    released.set()
+    await asyncio.wait(tasks)
     assert logged(caplog) == ["OSError('too late')"]
 
 
-async def test_close_gets_the_error_with_which_recovery_gave_up() -> None:
-    """A block that catches that error and is left without one: `end` is not called, `close` and tasks get the error."""
-    hook, error = RecordingHook(), ah.AbortedError("lost")
-    messages: list[str] = []
-
-    async def step() -> None:
-        raise error
+@pytest.mark.parametrize("then", [None, OSError("disk full")], ids=repr)
+async def test_close_gets_the_error_with_which_recovery_gave_up(then: Exception | None) -> None:
+    """A block that catches it and is left without one: no `end`, `close` and tasks get the error; one of `close` comes out."""
+    hook, error, messages = RecordingHook(), ah.AbortedError("lost"), list[str]()
 
     async def background() -> None:
         try:
@@ -463,39 +348,23 @@ async def test_close_gets_the_error_with_which_recovery_gave_up() -> None:
             messages.append(str(cancelled))
             raise
 
-    async with ah.AsyncMonitoredSession(step, [hook], recovery=recovery_policy(max_attempts=0)) as session:
+    async def use(session: ah.AsyncMonitoredSession) -> None:
         session.start_soon(background)
-        with refused(ah.AbortedError, "lost"):
-            await session.run("step")
+        with pytest.raises(ah.AbortedError, match="lost"):
+            await session.run("loss")
         await ticks()
-    assert hook.closed_with == [error]
-    assert "end" not in hook.phases()
+
+    faults = [FaultInjectionHook({("before_run", 1): error, **({("close", 1): then} if then else {})})]
+    session = ah.AsyncMonitoredSession(double, [hook, *faults], recovery=recovery_policy(max_attempts=0))
+    assert await outcome(session, use) is then
+    assert (hook.closed_with, "end" in hook.phases()) == ([error], False)
     assert messages == ["the session failed: AbortedError('lost')"]
-
-
-async def test_errors_of_close_are_raised_after_a_recovery_error_was_caught() -> None:
-    """An error of `close` after the block has caught the error of a recovery comes out of the block: no other one does."""
-    close_error = OSError("disk full")
-
-    async def step() -> None:
-        raise ah.AbortedError("lost")
-
-    async def use() -> None:
-        hook = PhaseHook("close", lambda exc: fails_after(0, close_error)())
-        async with ah.AsyncMonitoredSession(step, [hook], recovery=recovery_policy(max_attempts=0)) as session:
-            with refused(ah.AbortedError, "lost"):
-                await session.run("step")
-
-    with pytest.raises(OSError, match="disk full") as caught:
-        await use()
-    assert caught.value is close_error
 
 
 async def test_a_background_failure_from_which_the_next_run_would_have_recovered(caplog: pytest.LogCaptureFixture) -> None:
     """There is no next run: the session ends cleanly, and a warning has the error."""
     error = ah.errors.UnavailableError("gone")
     async with ah.AsyncMonitoredSession(double, name="chief") as session:
-        await session.run("loss")
         session.coord.start_soon(fail, error, name="producer")
         await ticks()
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
@@ -505,11 +374,10 @@ async def test_a_background_failure_from_which_the_next_run_would_have_recovered
 
 
 @pytest.mark.parametrize("later", [0, 5], ids=["during the wait", "before it"])
-@pytest.mark.parametrize("owner", ["session", "coord"])
+@OWNERS
 async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(owner: str, later: int) -> None:
     """Whoever caught it has dealt with it: the end of the session is clean."""
-    error = ValueError("no")
-    hook = RecordingHook()
+    error, hook = ValueError("no"), RecordingHook()
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
         (session if owner == "session" else session.coord).start_soon(fail, error)
         await ticks(later)
@@ -519,17 +387,23 @@ async def test_a_background_failure_that_a_wait_has_raised_is_not_raised_again(o
     assert hook.phases()[-2:] == ["end", "close"]
 
 
-async def test_an_error_that_hides_another_one_keeps_its_own_context() -> None:
-    """A `close` that ends the program with an error of its own behind it has the error of the block in a note."""
+@pytest.mark.parametrize("passes", range(1, 6))
+async def test_an_error_that_meets_the_end_of_its_session_is_said(passes: int, caplog: pytest.LogCaptureFixture) -> None:
+    """A hook fails as its session is closed because of another error: its own is raised by the run, or in the log."""
+    failing, runs = asyncio.Event(), list[asyncio.Task[Any]]()
 
-    async def ends(exc: BaseException | None) -> None:
-        try:
-            raise OSError("close failed")
-        except OSError:
-            sys.exit(3)
+    async def fail_then(_: object) -> None:
+        await failing.wait()
+        raise ah.AbortedError("of the hook")
 
-    with pytest.raises(SystemExit) as raised:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", ends)]):
-            raise ValueError("the body")
-    assert repr(raised.value.__context__) == "OSError('close failed')"
-    assert "before that, the session failed: ValueError('the body')" in raised.value.__notes__
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        runs.append(asyncio.create_task(session.run("loss")))
+        await ticks(5)
+        failing.set()
+        await ticks(passes)
+
+    error = OSError("of the block")
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("before_run", fail_then)], recovery=recovery_policy())
+    assert await outcome(session, use, error) is error
+    await asyncio.wait(runs)
+    assert "of the hook" in f"{caplog.text} {runs[0].exception()!r}"

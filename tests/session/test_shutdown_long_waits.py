@@ -1,17 +1,18 @@
-"""What is logged when the end of a session, or a `join`, waits for long."""
+"""What is logged when the end of a session, a recovery or a `join` waits for long; and how long that is by default."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import double
-from tests.support.waiting import forever, ticks
+from tests.support.sessions import NO_BACKOFF, double, outcome
+from tests.support.waiting import forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -21,13 +22,9 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().partition(".<locals>")[0] for record in caplog.records]
 
 
-async def closing(
-    hooks: Sequence[ah.SessionRunHook | ah.dispatch.HookRegistration],
-    use: Callable[[ah.AsyncMonitoredSession], Awaitable[object]],
-) -> None:
+def closing(hooks: Sequence[Any] = (), use: Callable[[ah.AsyncMonitoredSession], Awaitable[object]] = lambda _: ticks()) -> Any:
     """Open a session, use it, and leave it."""
-    async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
-        await use(session)
+    return outcome(ah.AsyncMonitoredSession(double, hooks, name="trainer"), use)
 
 
 async def test_background_tasks_that_are_waited_for_are_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
@@ -42,7 +39,7 @@ async def test_background_tasks_that_are_waited_for_are_logged(clock: ManualCloc
         session.start_soon(produce)
         await ticks()
 
-    ending = asyncio.create_task(closing([], use))
+    ending = asyncio.create_task(closing(use=use))
     await ticks(20)
     clock.advance(0.9)
     assert messages(caplog) == []
@@ -50,19 +47,15 @@ async def test_background_tasks_that_are_waited_for_are_logged(clock: ManualCloc
     (first,) = messages(caplog)
     assert first.startswith("session 'trainer', closing: has waited 1 s for background task 'produce', at ")
     assert "Queue.put" in caplog.text
-    clock.advance(8)
-    assert len(caplog.records) == 1
-    clock.advance(1)
-    await ending
-    assert len(caplog.records) == 1
-    assert clock.pending == 0
+    clock.advance(9)
+    assert await ending is None
+    assert (len(caplog.records), clock.pending) == (1, 0)
 
 
 @pytest.mark.parametrize("phase", ["end", "close"])
 async def test_a_hook_that_is_waited_for_is_logged(phase: str, clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """A hook whose `end` or `close` takes longer than a second is named, and then the next one."""
-    gates = [asyncio.Event(), asyncio.Event()]
-    entered: list[int] = []
+    gates, entered = [asyncio.Event(), asyncio.Event()], list[int]()
 
     def waits(number: int) -> Callable[..., Awaitable[None]]:
         async def wait(*_: object) -> None:
@@ -71,64 +64,47 @@ async def test_a_hook_that_is_waited_for_is_logged(phase: str, clock: ManualCloc
 
         return wait
 
-    hooks: list[ah.SessionRunHook] = [PhaseHook(phase, waits(number)) for number in range(2)]
-    names = {number: f"PhaseHook#{number + 1}.{phase}" for number in range(2)}
-    ending = asyncio.create_task(closing(hooks, lambda session: session.run("loss")))
+    ending = asyncio.create_task(closing([PhaseHook(phase, waits(number)) for number in range(2)]))
     for count in (1, 2):
         while len(entered) < count:
             await ticks(1)
         clock.advance(1)
         text = messages(caplog)[-1]
-        assert text.startswith(f"session 'trainer', closing: has waited {count} s for {names[entered[-1]]}")
+        assert text.startswith(f"session 'trainer', closing: has waited {count} s for PhaseHook#{entered[-1] + 1}.{phase}")
         assert len(caplog.records) == count
         gates[entered[-1]].set()
-    await ending
+    assert await ending is None
     assert clock.pending == 0
 
 
-async def test_background_calls_of_a_hook_that_are_waited_for_are_logged(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("what", "waits_for"), [("calls", "2 background calls of PhaseHook"), ("a run", "PhaseHook.before_run at step 1")]
+)
+async def test_other_calls_that_are_waited_for_are_logged(
+    what: str, waits_for: str, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their number, and the hook's name."""
-    gate = asyncio.Event()
+    """The number of a hook's background calls; and what the last run of another task is doing."""
+    gate, runs = asyncio.Event(), list[asyncio.Task[Any]]()
 
     async def wait(*_: object) -> None:
         await gate.wait()
 
-    observer = ah.configure(PhaseHook("after_run", wait), background=True)
+    hook = PhaseHook("after_run" if what == "calls" else "before_run", wait)
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(2):
+        if what == "calls":
             await session.run("loss")
+            await session.run("loss")
+        else:
+            runs.append(await parked(session.run("loss")))
 
-    ending = asyncio.create_task(closing([observer], use))
+    ending = asyncio.create_task(closing([ah.configure(hook, background=what == "calls")], use))
     await ticks(20)
     clock.advance(1)
     (text,) = messages(caplog)
-    assert text.startswith("session 'trainer', closing: has waited 1 s for 2 background calls of PhaseHook")
+    assert text.startswith(f"session 'trainer', closing: has waited 1 s for {waits_for}")
     gate.set()
-    await ending
-
-
-async def test_a_last_run_that_is_waited_for_is_logged(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """The run of another task that keeps a session from closing is named after a second."""
-    gate = asyncio.Event()
-
-    async def step() -> None:
-        await gate.wait()
-
-    async with ah.AsyncMonitoredSession(step, name="trainer") as session:
-        running = asyncio.create_task(session.run("step"))
-        await ticks()
-        ending = asyncio.create_task(session.aclose())
-        await ticks()
-        clock.advance(1)
-        (text,) = messages(caplog)
-        assert text.startswith("session 'trainer', closing: has waited 1 s for ")
-        assert "step" in text
-        gate.set()
-        await running
-        await ending
+    await asyncio.wait([ending, *runs])
 
 
 async def test_a_recovery_that_waits_says_so(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
@@ -147,61 +123,24 @@ async def test_a_recovery_that_waits_says_so(clock: ManualClock, caplog: pytest.
             await ticks()
             raise ah.AbortedError("lost")
 
-    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("after_create_session", starts)], recovery=policy, name="trainer"):
-            pass
-
-    opening = asyncio.create_task(use())
+    hooks = [PhaseHook("after_create_session", starts)]
+    session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF, name="trainer")
+    opening = asyncio.create_task(outcome(session))
     await ticks(20)
     clock.advance(1)
     gate.set()
-    await opening
+    assert await opening is None
     assert messages(caplog)[0] == "session 'trainer': recovering from AbortedError('lost')"
     assert messages(caplog)[1].startswith("session 'trainer', recovering: has waited 1 s for background task 'cleans_up', at ")
 
 
-async def test_a_join_that_waits_after_a_stop_says_so(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """`join` names the tasks that are still active a second after the stop; before the stop it says nothing."""
-    coord = ah.Coordinator()
-    coord.start_soon(forever, name="reader")
-    joining = asyncio.create_task(coord.join())
-    await ticks()
-    clock.advance(5)
-    assert messages(caplog) == []
-    coord.request_stop("enough")
-    await ticks(10)
-    clock.advance(1)
-    (text,) = messages(caplog)
-    assert text.startswith("coordinator, joining: has waited 1 s for background task 'reader', at forever")
-    clock.advance(9)
-    await joining
-
-
 @pytest.mark.plain_tasks
-async def test_an_unnamed_session_is_named_after_its_task(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A session without a name has that of the task that entered it."""
-
-    async def use() -> None:
-        async with ah.AsyncMonitoredSession(double) as session:
-            session.start_soon(forever)
-
-    ending = asyncio.create_task(use(), name="reader of shard 3")
-    await ticks(20)
-    clock.advance(10)
-    await ending
-    assert messages(caplog)[0].startswith("session 'reader of shard 3', closing: has waited ")
-
-
-async def test_the_default_grace_period(clock: ManualClock) -> None:
-    """Where no grace period is given it is 10 seconds: of a session, a `join`."""
-    ended: list[str] = []
-    coord = ah.Coordinator()
+async def test_the_default_grace_period(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """It is 10 seconds, of a session and of a `join`; each is named after a second, an unnamed session after its task."""
+    ended, coord = list[str](), ah.Coordinator()
 
     async def join() -> None:
-        coord.start_soon(forever)
-        coord.request_stop()
+        coord.start_soon(forever, name="reader")
         await coord.join()
         ended.append("join")
 
@@ -210,7 +149,12 @@ async def test_the_default_grace_period(clock: ManualClock) -> None:
             session.start_soon(forever)
         ended.append("session")
 
-    tasks = [asyncio.create_task(join()), asyncio.create_task(use())]
+    tasks = [asyncio.create_task(join())]
+    await ticks(20)
+    clock.advance(5)
+    assert messages(caplog) == []  # before the stop
+    coord.request_stop()
+    tasks.append(asyncio.create_task(use(), name="reader of shard 3"))
     await ticks(20)
     clock.advance(9.9)
     await ticks(20)
@@ -218,3 +162,7 @@ async def test_the_default_grace_period(clock: ManualClock) -> None:
     clock.advance(0.1)
     await asyncio.wait(tasks)
     assert sorted(ended) == ["join", "session"]
+    assert [text.partition(" for ")[0] for text in messages(caplog)] == [
+        "coordinator, joining: has waited 1 s",
+        "session 'reader of shard 3', closing: has waited 1 s",
+    ]

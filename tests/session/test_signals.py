@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import RecordingHook
+from aiohooks.session.hook import HOOK_METHODS
+from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.sessions import counting_graph, double, outcome, use_up
+from tests.support.waiting import forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -40,7 +41,7 @@ def handlers() -> list[Any]:
     return [signal.getsignal(number) for number in SIGNALS]
 
 
-async def send(number: signal.Signals, arrived: Any) -> None:
+async def send(number: signal.Signals, arrived: Any = lambda: False) -> None:
     """Send a signal to this process, and wait until it has arrived."""
     os.kill(os.getpid(), number)
     await until_true(arrived)
@@ -48,77 +49,57 @@ async def send(number: signal.Signals, arrived: Any) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 async def test_a_signal_is_a_stop(number: signal.Signals, received: list[int]) -> None:
-    """SIGINT and SIGTERM request a stop, with a reason; the current run is finished, and the session ends cleanly."""
-    hook, before = RecordingHook(), handlers()
-    gate = asyncio.Event()
+    """SIGINT and SIGTERM request a stop, with a reason: the current run is finished, waits and the session end cleanly."""
+    hook, before, gate = RecordingHook(), handlers(), asyncio.Event()
 
     async def step() -> dict[str, int]:
         await gate.wait()
         return {"loss": 1}
 
     async with ah.AsyncMonitoredSession(step, [hook], handle_signals=True) as session:
-        running = await parked(session.run("loss"))
-        await send(number, session.should_stop)
-        assert not running.done()
+        running, waiting = await parked(session.run("loss")), await parked(session.until(forever()))
+        await send(number, waiting.done)
+        with pytest.raises(ah.StopRequestedError, match=f"{number.name} received"):
+            await waiting
+        assert (running.done(), session.should_stop()) == (False, True)
         gate.set()
         assert await running == 1
         assert [one async for one in session.steps("loss")] == []
     assert session.stop_reason == f"{number.name} received"
     assert hook.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
-    assert handlers() == before
-    assert received == []
-
-
-async def test_a_signal_ends_a_wait() -> None:
-    """A signal ends a wait inside the session, as any stop does."""
-    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
-        waiting = await parked(session.until(asyncio.Event().wait()))
-        await send(signal.SIGTERM, waiting.done)
-        with pytest.raises(ah.StopRequestedError, match="SIGTERM received"):
-            await waiting
+    assert (handlers(), received) == (before, [])
 
 
 async def test_the_second_signal_cancels(received: list[int]) -> None:
     """A second signal cancels the session, and is passed to the previous handler."""
     hook, before = RecordingHook(), handlers()
+
+    async def use(_: object) -> None:
+        await send(signal.SIGINT, session.should_stop)
+        assert (received, handlers() == before) == ([], False)
+        await send(signal.SIGTERM)
+
     session = ah.AsyncMonitoredSession(double, [hook], handle_signals=True)
-
-    async def main() -> None:
-        async with session:
-            await send(signal.SIGINT, session.should_stop)
-            assert (received, handlers() == before) == ([], False)
-            await send(signal.SIGTERM, lambda: False)
-
-    task = asyncio.create_task(main())
-    with pytest.raises(asyncio.CancelledError, match="SIGTERM received"):
-        await task
-    assert received == [signal.SIGTERM]
+    raised = await asyncio.create_task(outcome(session, use))
+    assert repr(raised) == "CancelledError('SIGTERM received')"
+    assert (received, handlers()) == ([signal.SIGTERM], before)
     assert hook.phases() == ["begin", "after_create_session", "close"]
     assert (session.stop_reason, session.stop_signal) == ("SIGINT received", signal.SIGINT)
-    assert handlers() == before
 
 
 async def test_the_second_signal_does_not_wait_for_the_last_save(tmp_path: Path) -> None:
     """During the last save a second signal leaves out the rest of `end`; `close` of all hooks is called."""
     hook = RecordingHook()
 
-    async def hang(session: ah.Session) -> None:
-        await send(signal.SIGTERM, lambda: session_.stop_signal)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.Event().wait()
+    async def hang(_: object) -> None:
+        await send(signal.SIGTERM, lambda: session.stop_signal)
+        await send(signal.SIGTERM)
 
     saver = ah.CheckpointSaverHook(tmp_path, save_on_begin=False)
-    session_ = ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True)
-
-    async def main() -> None:
-        async with session_ as session:
-            await session.run("train")
-
-    task = asyncio.create_task(main())
-    await asyncio.wait([task])
-    assert task.cancelled()
-    assert hook.phases()[-2:] == ["after_run", "close"]
-    assert saver.saved == 0
+    session = ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("end", hang), saver, hook], handle_signals=True)
+    raised = await asyncio.create_task(outcome(session, lambda session: session.run("train")))
+    assert isinstance(raised, asyncio.CancelledError)
+    assert (hook.phases()[-2:], saver.saved) == (["after_run", "close"], 0)
 
 
 @pytest.mark.parametrize("later", [0, 5])
@@ -137,25 +118,20 @@ async def test_a_session_opened_after_the_signal_is_stopped_too(later: int) -> N
 
 async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
     """A session that is opened while others are cancelled by a second signal is cancelled too."""
-    hook = RecordingHook()
+    hook, ends = RecordingHook(), list[BaseException | None]()
 
-    async def late() -> None:
-        async with ah.AsyncMonitoredSession(double, [hook], handle_signals=True):
-            await asyncio.Event().wait()
+    async def open_another(_: object) -> None:
+        late = ah.AsyncMonitoredSession(double, [hook], handle_signals=True)
+        ends.append(await asyncio.create_task(outcome(late, forever)))
 
-    async def open_another(exc: BaseException | None) -> None:
-        await asyncio.wait([asyncio.create_task(late())])
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        await send(signal.SIGTERM, session.should_stop)
+        await send(signal.SIGTERM)
 
-    async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", open_another)], handle_signals=True) as session:
-            await send(signal.SIGTERM, session.should_stop)
-            await send(signal.SIGTERM, lambda: False)
-
-    task = asyncio.create_task(main())
-    await asyncio.wait([task])
-    assert task.cancelled()
-    assert hook.phases()[-1] == "close"
-    assert "end" not in hook.phases()
+    session = ah.AsyncMonitoredSession(double, [PhaseHook("close", open_another)], handle_signals=True)
+    ends.append(await asyncio.create_task(outcome(session, use)))
+    assert [type(one) for one in ends] == [asyncio.CancelledError] * 2
+    assert (hook.phases()[-1], "end" in hook.phases()) == ("close", False)
 
 
 async def test_sessions_of_a_loop_share_the_signals() -> None:
@@ -174,68 +150,58 @@ async def test_sessions_of_a_loop_share_the_signals() -> None:
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "end", "close"])
 async def test_a_session_that_fails_restores_the_handlers(phase: str) -> None:
     """After a failure in any phase the previous handlers are installed again."""
-    before = handlers()
-
-    async def fail(*_: object) -> None:
-        assert handlers() != before
-        raise OSError(phase)
-
-    with pytest.raises(OSError, match=phase):
-        async with ah.AsyncMonitoredSession(double, [PhaseHook(phase, fail)], handle_signals=True) as session:
-            await session.run("loss")
+    before, error = handlers(), OSError(phase)
+    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, raises_after(1, error))], handle_signals=True)
+    assert await outcome(session, lambda session: session.run("loss")) is error
     assert handlers() == before
 
 
-async def test_a_signal_while_the_session_opens_is_not_lost() -> None:
-    """A signal in `begin` is a stop before the first run."""
-
-    async def interrupted() -> None:
-        await send(signal.SIGTERM, lambda: session.stop_reason)
-
-    session = ah.AsyncMonitoredSession(double, [PhaseHook("begin", interrupted)], handle_signals=True)
-    async with session:
-        assert [one async for one in session.steps("loss")] == []
-    assert session.stop_reason == "SIGTERM received"
-
-
-@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+@pytest.mark.parametrize("phase", HOOK_METHODS)
 async def test_a_signal_in_any_phase_is_recorded(phase: str) -> None:
-    """A signal in any phase of a hook is the reason of the stop, and the session ends cleanly."""
+    """A signal in any phase of a hook is the reason of the stop, before the first run too, and the session ends cleanly."""
     hook = RecordingHook()
 
     async def interrupted(*_: object) -> None:
         await send(signal.SIGTERM, lambda: session.stop_signal)
 
-    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, interrupted), hook], handle_signals=True)
-    async with session:
+    async def use(session: ah.AsyncMonitoredSession) -> None:
         async for _ in session.steps("loss"):
             break
+
+    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, interrupted), hook], handle_signals=True)
+    assert await outcome(session, use) is None
     assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
-    assert [hook.phases().count(one) for one in ("begin", "end", "close")] == [1, 1, 1]
+    assert [hook.phases().count(one) for one in ("begin", "before_run", "end", "close")] == [
+        *(1, int(HOOK_METHODS.index(phase) > 1), 1, 1)
+    ]
 
 
 async def test_the_first_reason_stays() -> None:
-    """A signal after another stop is not the reason."""
+    """Whichever comes first, a signal or another stop."""
     async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
         session.request_stop("enough")
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        await ticks()
     assert (session.stop_reason, session.stop_signal) == ("enough", None)
+    async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
+        signal.raise_signal(signal.SIGTERM)
+        session.request_stop("enough")
+        assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
 
 
 async def test_a_pause_before_a_recovery_ends_with_the_signal() -> None:
     """A signal ends the pause; the interrupted run is repeated, and is the last one."""
-    errors: list[Exception] = [ah.AbortedError("gone")]
 
-    async def step() -> dict[str, int]:
-        if errors:
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise errors.pop()
-        return {"loss": 1}
+    def lose() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise ah.AbortedError("gone")
 
+    losses: list[int] = []
     recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=10**6, max_secs=10**6, jitter=False))
-    async with ah.AsyncMonitoredSession(step, recovery=recovery, handle_signals=True) as session:
-        assert [one async for one in session.steps("loss")] == [1]
-    assert session.stop_reason == "SIGTERM received"
+    hooks = [FaultInjectionHook({("before_run", 1): lose})]
+    async with ah.AsyncMonitoredSession(double, hooks, recovery=recovery, handle_signals=True) as session:
+        await use_up(session.steps("loss"), losses)
+    assert (losses, session.stop_reason) == ([2], "SIGTERM received")
 
 
 async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
@@ -245,18 +211,13 @@ async def test_without_it_signals_are_left_alone(received: list[int]) -> None:
         assert handlers() == before
         await send(signal.SIGTERM, lambda: received)
         assert not session.should_stop()
-    assert received == [signal.SIGTERM]
 
 
 async def test_outside_the_main_thread_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     """Only the main thread gets signals; in another one a session logs a warning and works without."""
-
-    async def main() -> int:
-        async with ah.AsyncMonitoredSession(double, handle_signals=True) as session:
-            return int(await session.run("loss"))
-        raise AssertionError("not reached")
-
-    assert await asyncio.to_thread(asyncio.run, main()) == 2
+    session = ah.AsyncMonitoredSession(double, handle_signals=True)
+    assert await asyncio.to_thread(asyncio.run, outcome(session, lambda session: session.run("loss"))) is None
+    assert session.status().runs == 1
     assert ["request_stop() of the session" in record.getMessage() for record in caplog.records] == [True]
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -20,104 +21,120 @@ from aiohooks.session import signals
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.sessions import counting_graph, double, outcome
+from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
 USER = signal.SIGUSR1
 
 
-def send(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    """Restore the handlers of the signals that tests replace."""
+    earlier = {number: signal.getsignal(number) for number in (USER, signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in earlier.items():
+        signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def installed(handler: Any) -> Iterator[None]:
+    """Have this handler of the signal in the block."""
+    earlier = signal.signal(USER, handler)
+    try:
+        yield
+    finally:
+        signal.signal(USER, earlier)
+
+
+def handling(source: Any = double, hooks: Any = (), **options: Any) -> ah.AsyncMonitoredSession:
+    """Make a session with a policy for a signal that is otherwise unused."""
+    policy = ah.SignalPolicy(**{"signals": (USER,), **options})
+    return ah.AsyncMonitoredSession(source, hooks, handle_signals=policy, yield_secs=None)
 
 
 async def stop_of(session: ah.AsyncMonitoredSession) -> None:
-    """Wait until a signal was recorded, and until the loop has started the timers of the policy."""
+    """Send the signal; wait until it was recorded, and until the loop has started the timers of the policy."""
+    os.kill(os.getpid(), USER)
     await until_true(session.should_stop)
     await ticks()
 
 
-def policy(**options: Any) -> ah.SignalPolicy:
-    """Return a policy for a signal that is otherwise unused."""
-    return ah.SignalPolicy(signals=(USER,), **options)
+# -- time limits
 
 
-async def test_the_time_limit_of_the_step() -> None:
+@pytest.mark.parametrize("ends_in_time", [False, True])
+async def test_the_time_limit_of_the_step(ends_in_time: bool, clock: ManualClock) -> None:
     """After `step_secs` the step is abandoned, with nothing committed; the session ends cleanly, with `end` of its hooks."""
-    hook, graph, inside = RecordingHook(), counting_graph(), asyncio.Event()
+    hook, gate = RecordingHook(), asyncio.Event()
 
-    async def hang(run_context: ah.SessionRunContext) -> None:
-        inside.set()
-        await asyncio.Event().wait()
+    async def wait(run_context: ah.SessionRunContext) -> None:
+        await gate.wait()
 
-    with ManualClock() as clock:
-        hooks = [PhaseHook("before_run", hang), hook]
-        async with ah.AsyncMonitoredSession(graph, hooks, handle_signals=policy(step_secs=5.0)) as session:
-            running = asyncio.create_task(session.run("train"))
-            await inside.wait()
-            send(USER)
-            await stop_of(session)
-            clock.advance(4.9)
-            await ticks()
-            assert not running.done()
-            clock.advance(0.2)
-            with pytest.raises(ah.StopRequestedError, match=r"SIGUSR1 received, and the step took longer than 5.0 s more"):
-                await running
-    assert session.global_step.latest.step == 0
-    assert hook.phases()[-2:] == ["end", "close"]
-
-
-async def test_a_step_that_ends_in_time_counts() -> None:
-    """A step that is done before the end of `step_secs` is kept, and the end has no effect."""
-    with ManualClock() as clock:
-        gate = asyncio.Event()
-
-        async def wait(run_context: ah.SessionRunContext) -> None:
-            await gate.wait()
-
-        hooks = [PhaseHook("before_run", wait)]
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks, handle_signals=policy(step_secs=5.0)) as session:
-            running = await parked(session.run("train"))
-            send(USER)
-            await stop_of(session)
+    async with handling(counting_graph(), [PhaseHook("before_run", wait), hook], step_secs=5.0) as session:
+        running = await parked(session.run("train"))
+        await stop_of(session)
+        clock.advance(4.9)
+        await ticks()
+        assert not running.done()
+        if ends_in_time:
             gate.set()
             await running
-            clock.advance(6.0)
-    assert session.global_step.latest.step == 1
+        clock.advance(0.2)
+        if not ends_in_time:
+            with refused(ah.StopRequestedError, "SIGUSR1 received, and the step took longer than 5.0 s more"):
+                await running
+    assert session.global_step.latest.step == ends_in_time
+    assert hook.phases()[-2:] == ["end", "close"]
 
 
 @pytest.mark.plain_tasks
 @pytest.mark.parametrize("phase", ["begin", "before_run", "end"])
-async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogCaptureFixture, clock: ManualClock) -> None:
     """After `grace_secs` the session is cancelled, in any phase, with a warning."""
     hook, inside = RecordingHook(), asyncio.Event()
 
     async def hang(*_: object) -> None:
         inside.set()
-        await asyncio.Event().wait()
+        await forever()
 
-    session = ah.AsyncMonitoredSession(double, [hook, PhaseHook(phase, hang)], handle_signals=policy(grace_secs=20.0))
-
-    async def main() -> None:
-        async with session:
-            await session.run("loss")
-
-    earlier = signal.signal(USER, lambda *_: None)  # without it, the cancellation would end the process too
-    with ManualClock() as clock:
-        running = asyncio.create_task(main())
+    with installed(lambda *_: None):  # without it, the cancellation would end the process too
+        session = handling(double, [hook, PhaseHook(phase, hang)], grace_secs=20.0)
+        running = asyncio.create_task(outcome(session, lambda session: session.run("loss")))
         await inside.wait()
-        send(USER)
         await stop_of(session)
         clock.advance(19.0)
         await ticks()
         assert not running.done()
         clock.advance(2.0)
-        await asyncio.wait([running])
-    signal.signal(USER, earlier)
-    assert running.cancelled()
+        assert isinstance(await running, asyncio.CancelledError)
     assert hook.phases()[-1] == "close"
     assert "the grace period after SIGUSR1 is over; cancelling session 'Task-" in caplog.text
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_signal_is_recorded_immediately(again: bool) -> None:
+    """`should_stop` knows of a signal before the loop has a turn: steps that compute end with the one it fell into."""
+    steps = 0
+
+    async def step() -> dict[str, int]:
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            signal.raise_signal(USER)
+        return {"loss": steps}
+
+    async with handling(step) as session:
+        while steps < 9 and not session.should_stop():
+            await session.run("loss")
+        assert (steps, session.stop_reason, session.stop_signal) == (3, "SIGUSR1 received", USER)
+        if again:  # a session opened before the loop has had its turn is stopped as well
+            async with handling(step) as late:
+                assert (late.should_stop(), late.stop_signal) == (True, USER)
+
+
+# -- the handlers
 
 
 def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
@@ -127,7 +144,7 @@ def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
     """
     noted: list[int] = []
     by_session: list[bool] = []
-    earlier = signal.signal(USER, lambda number, frame: noted.append(number))
+    signal.signal(USER, lambda number, frame: noted.append(number))
 
     async def main(at: int) -> bool:
         left = [at]
@@ -145,7 +162,7 @@ def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
             sys.settrace(trace)
 
         noted.clear()
-        session = ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=policy(grace_secs=2))
+        session = handling(double, [PhaseHook("close", close)], grace_secs=2)
         with ManualClock() as clock:
             try:
                 async with session:
@@ -160,86 +177,78 @@ def test_no_signal_is_lost_while_the_handlers_are_restored() -> None:
         return left[0] > 0
 
     before = sys.gettrace()
-    try:
-        assert any(asyncio.run(main(at)) for at in range(1, 200))
-    finally:
-        signal.signal(USER, earlier)
+    assert any(asyncio.run(main(at)) for at in range(1, 200))
     assert set(by_session) == {True, False}
 
 
 async def test_only_the_chosen_signals() -> None:
     """Each of two sessions handles its own signals; when one closes, the handlers of its signals are restored."""
-    numbers = (signal.SIGUSR1, signal.SIGUSR2)
+    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
 
     def replaced() -> list[bool]:
         return [signal.getsignal(number) != handler for number, handler in zip(numbers, before, strict=True)]
 
-    interrupt = signal.getsignal(signal.SIGINT)
-    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as outer:
-        assert replaced() == [True, False]
-        async with ah.AsyncMonitoredSession(double, handle_signals=ah.SignalPolicy(signals=numbers[1:])):
-            assert replaced() == [True, True]
-        assert replaced() == [True, False]
-        assert signal.getsignal(signal.SIGINT) is interrupt
-        send(USER)
-        await until_true(outer.should_stop)
+    async with handling() as outer:
+        assert replaced() == [True, False, False]
+        async with handling(signals=(signal.SIGUSR2,)):
+            assert replaced() == [True, True, False]
+        assert replaced() == [True, False, False]
+        await stop_of(outer)
     assert outer.stop_signal is USER
-    assert replaced() == [False, False]
+    assert replaced() == [False, False, False]
 
 
 async def test_an_ignored_signal_stays_ignored() -> None:
     """A signal that the parent process made this one ignore (`nohup`) is still ignored."""
-    earlier = signal.signal(USER, signal.SIG_IGN)
-    try:
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
-            send(USER)
+    with installed(signal.SIG_IGN):
+        async with handling() as session:
+            os.kill(os.getpid(), USER)
             await ticks(20)
             assert not session.should_stop()
-    finally:
-        signal.signal(USER, earlier)
 
 
 async def test_a_warning_names_the_replaced_handler(caplog: pytest.LogCaptureFixture) -> None:
-    """Replacing a handler logs a warning: in a server that handles the signals it would not be called."""
+    """In a server that handles the signals it would not be called; one that was installed later stays at the end."""
 
     def server_handler(number: int, frame: object) -> None: ...
+    def later(number: int, frame: object) -> None: ...
 
-    earlier = signal.signal(USER, server_handler)
-    try:
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+    with installed(server_handler):
+        async with handling():
             pass
         assert signal.getsignal(USER) is server_handler
-    finally:
-        signal.signal(USER, earlier)
-    assert "SIGUSR1 has a handler already" in caplog.text
-    assert "server_handler" in caplog.text
+        assert "SIGUSR1 has a handler already" in caplog.text
+        assert "server_handler" in caplog.text
+        async with handling():
+            signal.signal(USER, later)
+        assert signal.getsignal(USER) is later
 
 
 def test_no_warning_without_a_handler_of_the_programs_own(caplog: pytest.LogCaptureFixture) -> None:
     """The handlers of the system, of Python and of asyncio's runner are there in every program."""
 
-    async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, handle_signals=True):
-            pass
+    def main() -> Any:
+        return outcome(ah.AsyncMonitoredSession(double, handle_signals=True))
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for handler in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(signal.SIGINT, handler)
-            asyncio.run(main())  # replaces Python's handler by its own
-            with contextlib.closing(asyncio.new_event_loop()) as loop:
-                loop.run_until_complete(main())
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for handler in (signal.SIG_DFL, signal.default_int_handler):
+        signal.signal(signal.SIGINT, handler)
+        asyncio.run(main())  # replaces Python's handler by its own
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            loop.run_until_complete(main())
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("refused_by", ["getsignal", "signal"])
+@pytest.mark.parametrize(
+    ("refused_by", "why"),
+    [
+        ("getsignal", "handled outside of Python, and is left alone"),
+        ("signal", "cannot be handled here, and is left alone: no such"),
+    ],
+)
 async def test_a_signal_that_cannot_be_handled_is_left_alone(
-    refused_by: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    refused_by: str, why: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program that embeds Python may handle it, or the system refuse: the session works without it, and says so."""
 
@@ -249,29 +258,10 @@ async def test_a_signal_that_cannot_be_handled_is_left_alone(
     earlier = signal.getsignal(USER)
     with monkeypatch.context() as patched:
         patched.setattr(signal, refused_by, {"getsignal": lambda _: None, "signal": refuse}[refused_by])
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
-            assert await session.run("loss") == 2
+        assert await outcome(handling(), lambda session: session.run("loss")) is None
     assert signal.getsignal(USER) is earlier
-    why = {
-        "getsignal": "handled outside of Python, and is left alone",
-        "signal": "cannot be handled here, and is left alone: no such",
-    }
     (record,) = caplog.records
-    assert why[refused_by] in record.getMessage()
-
-
-async def test_a_handler_that_was_installed_later_stays() -> None:
-    """A handler that replaces the session's while it is open stays installed at the end."""
-
-    def later(number: int, frame: object) -> None: ...
-
-    earlier = signal.getsignal(USER)
-    try:
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
-            signal.signal(USER, later)
-        assert signal.getsignal(USER) is later
-    finally:
-        signal.signal(USER, earlier)
+    assert why in record.getMessage()
 
 
 async def test_handlers_of_the_loop_stay() -> None:
@@ -279,10 +269,10 @@ async def test_handlers_of_the_loop_stay() -> None:
     loop, received = asyncio.get_running_loop(), list[str]()
     loop.add_signal_handler(USER, received.append, "received")
     try:
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
-            send(USER)
-            await until_true(lambda: session.should_stop() and received)
-        send(USER)
+        async with handling() as session:
+            await stop_of(session)
+            await until_true(lambda: received)
+        os.kill(os.getpid(), USER)
         await until_true(lambda: len(received) == 2)
     finally:
         loop.remove_signal_handler(USER)
@@ -297,13 +287,13 @@ async def test_the_wakeup_fd_is_restored() -> None:
         return fd
 
     before = wakeup_fd()
-    async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+    async with handling():
         assert wakeup_fd() != -1
     assert wakeup_fd() == before
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     with reader, writer:
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+        async with handling():
             signal.set_wakeup_fd(writer.fileno())  # by other code, whose it stays
         assert signal.set_wakeup_fd(before) == writer.fileno()
 
@@ -318,7 +308,7 @@ async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
         signal.raise_signal(USER)
 
     for _ in range(2):
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
+        async with handling() as session:
             thread = threading.Thread(target=raise_signal)
             thread.start()
             assert await session.coord.wait_for_stop(timeout=40)
@@ -328,21 +318,18 @@ async def test_a_signal_in_another_thread_wakes_the_loop() -> None:
 
 async def test_whether_nothing_but_sessions_handles_a_signal() -> None:
     """In the main thread, while its handler is the system's or that of sessions; a process that is started asks for it."""
-    earlier = signal.signal(USER, signal.SIG_DFL)
-    try:
+    with installed(signal.SIG_DFL):
         assert signals.may_handle(USER)
         assert not await asyncio.to_thread(signals.may_handle, USER)
-        async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+        async with handling():
             assert signals.may_handle(USER)
-        signal.signal(USER, lambda number, frame: None)
+    with installed(lambda number, frame: None):
         assert not signals.may_handle(USER)
-    finally:
-        signal.signal(USER, earlier)
 
 
 async def test_a_forked_child_does_not_handle_the_signals_of_its_parent() -> None:
     """There the signal has the system's handler, and wakes no loop."""
-    async with ah.AsyncMonitoredSession(double, handle_signals=policy()):
+    async with handling():
         child = os.fork()
         if child == 0:
             os._exit((signal.getsignal(USER) is signal.SIG_DFL) + 2 * (signal.set_wakeup_fd(-1) == -1))
@@ -353,42 +340,16 @@ async def test_a_forked_child_does_not_handle_the_signals_of_its_parent() -> Non
 def test_a_loop_that_was_closed_without_its_sessions() -> None:
     """The previous handler gets the signal and is restored, because the sessions cannot be stopped."""
     noted: list[int] = []
-    earlier = signal.signal(USER, lambda number, frame: noted.append(number))
+    signal.signal(USER, lambda number, frame: noted.append(number))
     before = signal.getsignal(USER)
-    sessions = [ah.AsyncMonitoredSession(double, handle_signals=policy())]
+    sessions = [handling()]
     with asyncio.Runner() as runner:
         runner.run(sessions[0].__aenter__())
-    send(USER)
+    os.kill(os.getpid(), USER)
     assert noted == [USER]
     assert signal.getsignal(USER) is before
-    signal.signal(USER, earlier)
     with pytest.warns(ResourceWarning, match="never closed"):
         drop(sessions)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"signals": ()}, "signals is ()"),
-        ({"signals": signal.SIGTERM}, "signals is <Signals.SIGTERM"),
-        ({"signals": (15,)}, "signals is (15,)"),
-        ({"signals": (signal.SIGKILL,)}, "give a tuple of signals that can be handled"),
-        ({"step_secs": -1}, "step_secs is -1"),
-        ({"grace_secs": "30"}, "grace_secs is '30'"),
-        ({"drain_secs": -2}, "drain_secs is -2"),
-    ],
-)
-def test_an_invalid_policy(options: dict[str, Any], message: str) -> None:
-    """Invalid values are refused, with the value and what to give."""
-    with refused(ah.errors.InvalidArgumentError, message):
-        ah.SignalPolicy(**options)
-
-
-@pytest.mark.parametrize("value", [None, 1, "SIGTERM", signal.SIGTERM])
-def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
-    """Any other value is refused when the session is made."""
-    with refused(ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"):
-        ah.AsyncMonitoredSession(double, handle_signals=value)
 
 
 def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
@@ -410,46 +371,40 @@ def test_request_stop_in_a_handler_of_ones_own_wakes_the_loop() -> None:
         async with ah.AsyncMonitoredSession(double) as session:
             signal.signal(USER, lambda *_: session.request_stop("asked by a signal"))
             with pytest.raises(ah.StopRequestedError, match="asked by a signal"):
-                await session.until(asyncio.Event().wait())
+                await session.until(forever())
 
-    earlier = signal.getsignal(USER)
-    try:
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(InterruptedSelector())) as runner:
-            runner.run(main())
-    finally:
-        signal.signal(USER, earlier)
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(InterruptedSelector())) as runner:
+        runner.run(main())
     assert woken == [True]
 
 
-@pytest.mark.parametrize("again", [False, True])
-async def test_a_signal_is_recorded_immediately(again: bool) -> None:
-    """`should_stop` knows of a signal before the loop has a turn: steps that compute end with the one it fell into."""
-    steps = 0
-
-    async def step() -> dict[str, int]:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            signal.raise_signal(USER)
-        return {"loss": steps}
-
-    async with ah.AsyncMonitoredSession(step, handle_signals=policy(), yield_secs=None) as session:
-        while steps < 9 and not session.should_stop():
-            await session.run("loss")
-        assert (steps, session.stop_reason, session.stop_signal) == (3, "SIGUSR1 received", USER)
-        if again:  # a session opened before the loop has had its turn is stopped as well
-            async with ah.AsyncMonitoredSession(step, handle_signals=policy()) as late:
-                assert (late.should_stop(), late.stop_signal) == (True, USER)
+# -- what is refused
 
 
-async def test_a_signal_and_a_stop_with_another_reason() -> None:
-    """The first reason is kept, whichever comes first."""
-    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
-        session.request_stop("enough")
-        signal.raise_signal(USER)
-        assert (session.stop_reason, session.stop_signal) == ("enough", None)
-        await ticks()
-    async with ah.AsyncMonitoredSession(double, handle_signals=policy()) as session:
-        signal.raise_signal(USER)
-        session.request_stop("enough")
-        assert (session.stop_reason, session.stop_signal) == ("SIGUSR1 received", USER)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"signals": ()}, "signals is ()"),
+        ({"signals": signal.SIGTERM}, "signals is <Signals.SIGTERM"),
+        ({"signals": (15,)}, "signals is (15,)"),
+        ({"signals": (signal.SIGKILL,)}, "give a tuple of signals that can be handled"),
+        ({"step_secs": -1}, "step_secs is -1"),
+        ({"grace_secs": "30"}, "grace_secs is '30'"),
+        ({"drain_secs": -2}, "drain_secs is -2"),
+        ({"pause": signal.SIGTERM}, "pause is <Signals.SIGTERM: 15>; give a signal of its own"),
+        ({"pause": signal.SIGKILL}, "give a signal of its own"),
+        ({"resume": 10}, "resume is 10; give a signal of its own"),
+        ({"pause": signal.SIGUSR1, "resume": signal.SIGUSR1}, "give a signal of its own"),
+    ],
+)
+def test_an_invalid_policy(options: dict[str, Any], message: str) -> None:
+    """Invalid values are refused, with the value and what to give."""
+    with refused(ah.errors.InvalidArgumentError, message):
+        ah.SignalPolicy(**options)
+
+
+@pytest.mark.parametrize("value", [None, 1, "SIGTERM", signal.SIGTERM])
+def test_handle_signals_is_a_bool_or_a_policy(value: Any) -> None:
+    """Any other value is refused when the session is made."""
+    with refused(ah.errors.InvalidArgumentError, "handle_signals is", "give True, False or a SignalPolicy"):
+        ah.AsyncMonitoredSession(double, handle_signals=value)

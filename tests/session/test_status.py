@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import pickle
 import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
-from aiohooks.testing import FaultInjectionHook, ManualClock
+from aiohooks.session.hook import HOOK_METHODS
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double
+from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome
 from tests.support.waiting import forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
@@ -33,35 +36,33 @@ def named(status: ah.session.SessionStatus) -> list[tuple[str, float | None]]:
     return [(one.what, one.secs) for one in status.doing]
 
 
-@pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "after_run", "end", "close"])
+def only(activities: tuple[ah.session.Activity, ...], *where: str) -> ah.session.Activity:
+    """Return the only activity, which waits at a place with these words."""
+    (one,) = activities
+    assert one.where is not None
+    assert all(words in one.where for words in where), one.where
+    return one
+
+
+@pytest.mark.parametrize("phase", HOOK_METHODS)
 async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     """In every phase the status names the hook that is active, since when, and the line at which it waits."""
     clock.advance(100)
     gate = Gate()
     hook = PhaseHook(phase, gate.pass_through)
     session = ah.AsyncMonitoredSession(double, [ah.SessionRunHook(), hook], name="chief")
-
-    async def main() -> None:
-        async with session:
-            await session.run("loss")
-
-    task = asyncio.create_task(main())
+    task = asyncio.create_task(outcome(session, lambda session: session.run("loss")))
     await ticks(20)
     clock.advance(3.5)
     status = session.status()
-    (doing,) = status.doing
+    doing = only(status.doing, f"Gate.pass_through ({__file__}:", "Event.wait")
     assert doing.what.startswith(f"PhaseHook.{phase}")
-    assert doing.secs == 3.5
-    assert doing.hook is hook
-    assert doing.where is not None
-    assert f"Gate.pass_through ({__file__}:" in doing.where
-    assert "Event.wait" in doing.where
+    assert (doing.secs, doing.hook) == (3.5, hook)
     assert str(doing) in str(status)
     assert str(status).startswith(f"session chief: {status.state} for 3.5 s")
     gate.opened.set()
-    await task
-    assert session.status().doing == ()
-    assert session.status().state_secs is None
+    assert await task is None
+    assert (session.status().doing, session.status().state_secs) == ((), None)
 
 
 async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
@@ -69,7 +70,7 @@ async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
     slow, quick = Gate(), Gate()
     hooks = [PhaseHook("before_run", gate.pass_through) for gate in (slow, quick, slow)]
     async with ah.AsyncMonitoredSession(double, hooks) as session:
-        run = asyncio.create_task(session.run("loss"))
+        run = await parked(session.run("loss"))
         await ticks()
         clock.advance(1)
         assert named(session.status()) == [(f"PhaseHook#{number}.before_run at step 1", 1.0) for number in (1, 2, 3)]
@@ -85,153 +86,123 @@ async def test_all_active_hooks_are_named(clock: ManualClock) -> None:
 
 @pytest.mark.parametrize("hooked", [False, True])
 async def test_the_active_operation_is_named(clock: ManualClock, hooked: bool) -> None:
-    """The active operation is named, with hooks and without, with the line of the step at which it waits."""
+    """The active operation is named, with hooks and without, with the line of the step at which it waits, or the task."""
     gate = Gate()
+    other = asyncio.create_task(gate.pass_through(), name="the other")
 
     async def step() -> None:
-        await gate.pass_through()
+        await gate.pass_through() if hooked else await other
 
-    hooks = [PhaseHook("after_run", do_nothing)] if hooked else []
-    async with ah.AsyncMonitoredSession(step, hooks) as session:
-        run = asyncio.create_task(session.run("step"))
+    async with ah.AsyncMonitoredSession(step, [PhaseHook("after_run", do_nothing)] if hooked else []) as session:
+        run = await parked(session.run("step"))
         await ticks()
         clock.advance(0.25)
         assert [one.secs for one in session.status().doing] == [0.25]
         clock.advance(1.75)
-        (doing,) = session.status().doing
-        assert (doing.what, doing.secs) == ("operation 'step' at step 1", 2.0)
-        assert doing.where is not None
-        assert "Gate.pass_through" in doing.where
+        doing = only(session.status().doing, "Gate.pass_through" if hooked else "step")
+        assert (doing.what, doing.secs, doing.awaits) == (
+            "operation 'step' at step 1",
+            2.0,
+            None if hooked else "task 'the other'",
+        )
         assert "at step 0, in run 1 for 2 s" in str(session.status())
         gate.opened.set()
-        await run
+        await asyncio.wait([run, other])
 
 
 async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
     """A wait for a step is shown with the step, the latest step seen, and the publishers."""
     steps = ah.MemoryStepStore(3, run="digits")
     with steps.publisher("chief"):
-        async with ah.AsyncMonitoredSession(double, [GlobalStepWaiterHook(10)], global_step=steps, name="worker") as session:
-            run = asyncio.create_task(session.run("loss"))
+        async with ah.AsyncMonitoredSession(double, [ah.GlobalStepWaiterHook(10)], global_step=steps, name="worker") as session:
+            run = await parked(session.run("loss"))
             await ticks()
             clock.advance(60)
-            (doing,) = session.status().doing
-            assert doing.awaits == "step 10 of digits"
-            text = str(session.status())
-            assert "GlobalStepWaiterHook.before_run at step 4 for 60 s, waiting for step 10 of digits" in text
-            assert "last seen 3, published by chief" in text
-            assert "1 waiter for 60 s, the next one due at step 10" in text
+            assert session.status().doing[0].awaits == "step 10 of digits"
+            for text in (
+                "GlobalStepWaiterHook.before_run at step 4 for 60 s, waiting for step 10 of digits",
+                "last seen 3, published by chief",
+                "1 waiter for 60 s, the next one due at step 10",
+            ):
+                assert text in str(session.status())
             await steps.raise_to(10)
             await run
 
 
-async def test_the_block_and_the_background_tasks(clock: ManualClock) -> None:
-    """Between runs the status says where the session's block waits, and where each background task does."""
-    gate = Gate()
-    queue: asyncio.Queue[int] = asyncio.Queue()
+async def test_what_is_active_between_runs(clock: ManualClock) -> None:
+    """What the creation of the session waits for; then where the session's block waits, and where each background task does."""
+    created, gate, queue = Gate(), Gate(), asyncio.Queue[int]()
 
     async def producer() -> None:
         await gate.pass_through()
         queue.put_nowait(1)
 
     async def block(session: ah.AsyncMonitoredSession) -> None:
-        async with session:
-            task = session.start_soon(producer, name="producer")
-            await queue.get()
-            await task
+        session.start_soon(producer, name="producer")
+        await queue.get()
 
-    session = ah.AsyncMonitoredSession(double)
-    running = asyncio.create_task(block(session))
+    creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(init_fn=created.pass_through))
+    session = ah.AsyncMonitoredSession(creator)
+    running = await parked(outcome(session, block))
     await ticks()
-    (doing,), (background,) = session.status().doing, session.status().background
-    assert (doing.what, background.what) == ("the session's block", "background task 'producer'")
-    assert doing.where is not None
-    assert "block (" in doing.where
-    assert "Queue.get" in doing.where
-    assert background.where is not None
-    assert "Gate.pass_through" in background.where
+    assert only(session.status().doing, "Gate.pass_through").what == "creating the session"
+    created.opened.set()
+    await ticks(10)
+    assert only(session.status().doing, "block (", "Queue.get").what == "the session's block"
+    assert only(session.status().background, "Gate.pass_through").what == "background task 'producer'"
     gate.opened.set()
-    await running
+    assert await running is None
 
 
-async def test_a_session_that_is_created_says_so(clock: ManualClock) -> None:
-    """While no hook is active, the status names what the session waits for."""
-    gate = Gate()
-    scaffold = ah.Scaffold(init_fn=gate.pass_through)
-    session = ah.AsyncMonitoredSession(ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold))
-    opening = asyncio.create_task(session.__aenter__())
-    await ticks()
-    (doing,) = session.status().doing
-    assert doing.what == "creating the session"
-    assert doing.where is not None
-    assert "Gate.pass_through" in doing.where
-    gate.opened.set()
-    await opening
-    await session.aclose()
+async def test_the_status_counts() -> None:
+    """The session's state, step and runs, those that wait for the lock, the stop, recoveries and a failure, also in the text."""
 
+    def counts() -> tuple[object, ...]:
+        status = session.status()
+        return tuple(getattr(status, field.name) for field in dataclasses.fields(status)[:8])
 
-async def test_waiting_for_a_task_says_which(clock: ManualClock) -> None:
-    """A wait for another task is named by that task."""
-    gate = Gate()
-    other = asyncio.create_task(gate.pass_through(), name="the other")
+    gate, faults = Gate(), FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
+    hooks = [faults, PhaseHook("after_run", gate.pass_through)]
+    session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF)
+    assert counts() == ("new", None, 0, False, 0, None, 0, None)
+    assert repr(session) == "<AsyncMonitoredSession new, <hooks: FaultInjectionHook, PhaseHook>>"
+    assert repr(ah.AsyncSingularMonitoredSession(double)) == "<AsyncSingularMonitoredSession new, <hooks: none>>"
 
-    async def step() -> None:
-        await other
-
-    async with ah.AsyncMonitoredSession(step) as session:
-        run = asyncio.create_task(session.run("step"))
-        await ticks()
-        assert session.status().doing[0].awaits == "task 'the other'"
+    async def use(_: object) -> None:
+        runs = [await parked(session.run("loss")) for _ in range(3)]
+        await ticks(30)
+        session.request_stop("enough")
+        assert counts() == ("open", 1, 1, True, 2, "enough", 1, None)
+        for line in ("waiting for their turn to run: 2", "recovered: 1 times", "stop requested: enough"):
+            assert line in str(session.status())
         gate.opened.set()
-        await run
+        await asyncio.gather(*runs, return_exceptions=True)
+        session.coord.request_stop(OSError("died"))
+        assert counts() == ("open", 1, 1, False, 0, "enough", 1, "OSError('died')")
+        assert "failed: OSError('died')" in str(session.status())
 
-
-async def test_queue_stop_and_failure_are_shown() -> None:
-    """Runs that wait for the lock, the stop and its reason, recoveries and a failure are in the text."""
-    gate = Gate()
-    texts: list[str] = []
-
-    async def main() -> None:
-        faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
-        hooks = [faults, PhaseHook("after_run", gate.pass_through)]
-        async with ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF) as session:
-            runs = [asyncio.create_task(session.run("loss")) for _ in range(3)]
-            await ticks(30)
-            session.request_stop("enough")
-            texts.append(str(session.status()))
-            gate.opened.set()
-            await asyncio.gather(*runs, return_exceptions=True)
-            session.coord.request_stop(OSError("died"))
-            texts.append(str(session.status()))
-
-    with pytest.raises(OSError, match="died"):
-        await main()
-    for line in ("waiting for their turn to run: 2", "recovered: 1 times", "stop requested: enough"):
-        assert line in texts[0]
-    assert "failed: OSError('died')" in texts[1]
+    assert repr(await outcome(session, use)) == "OSError('died')"
+    assert session.status().state == "closed"
 
 
 async def test_a_coordinator_has_the_status_too(clock: ManualClock) -> None:
     """The coordinator that hooks get has the same status; alone it has an empty one."""
     assert ah.Coordinator().status() is None
-    seen: list[ah.session.SessionStatus | None] = []
+    seen: list[Any] = []
 
-    class Curious(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            seen.append(coord.status())
+    async def see(session: ah.Session, coord: ah.Coordinator) -> None:
+        seen.append(coord.status())
 
-    async with ah.AsyncMonitoredSession(double, [Curious()], name="me") as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("after_create_session", see)], name="me") as session:
         assert session.coord.status() == session.status()
-    assert seen[0] is not None
     assert (seen[0].state, seen[0].name) == ("opening", "me")
 
 
 async def test_a_status_outside_the_block_is_a_value() -> None:
     """Before and after the block a status has no tasks in it: it can be kept, compared and pickled."""
-    session = ah.AsyncMonitoredSession(double)
+    session = ah.AsyncMonitoredSession(double, [RecordingHook()])
     assert str(session.status()) == "session: new"
-    async with session:
-        await session.run("loss")
+    assert await outcome(session, lambda session: session.run("loss")) is None
     status = session.status()
     assert pickle.loads(pickle.dumps(status)) == status
     assert str(status).startswith("session: closed, at step 1")
@@ -240,24 +211,14 @@ async def test_a_status_outside_the_block_is_a_value() -> None:
 async def test_a_closed_session_refers_to_no_task() -> None:
     """It may be kept for its status: the task that had it, with all that this refers to, is freed."""
     session = ah.AsyncMonitoredSession(double)
-
-    async def main() -> None:
-        async with session:
-            await session.run("loss")
-
-    task = asyncio.create_task(main())
+    use: Callable[[Any], Awaitable[object]] = lambda session: session.run("loss")  # noqa: E731
+    task = asyncio.create_task(outcome(session, use))
     freed = weakref.ref(task)
     await asyncio.wait([task])
     del task
     gc.collect()
     assert freed() is None
     assert session.status().state == "closed"
-
-
-async def test_a_session_that_has_not_begun_does_nothing() -> None:
-    """Its status can be asked for before it is entered."""
-    status = ah.AsyncMonitoredSession(double, name="chief").status()
-    assert (status.doing, status.runs, status.queued, status.running) == ((), 0, 0, False)
 
 
 async def test_a_run_that_was_cancelled_is_not_queued() -> None:

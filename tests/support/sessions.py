@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import BeforeRunHook
+
+Use = Callable[[ah.AsyncMonitoredSession], Awaitable[object]]
+"""What a test does with an open session."""
 
 NO_BACKOFF = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
 """The default policy, without pauses."""
@@ -36,6 +39,11 @@ async def do_nothing(*_: object) -> None:
     """Return without suspending."""
 
 
+async def same(batch: Any) -> Any:
+    """Return the `batch`: a step."""
+    return batch
+
+
 async def double(batch: int = 1) -> dict[str, int]:
     """Return the `batch`, and twice that as `loss`: a step."""
     return {"loss": 2 * batch, "batch": batch}
@@ -57,6 +65,27 @@ def failing_step(*errors: BaseException | None) -> Callable[..., Any]:
 def recovery_policy(**options: Any) -> ah.RecoveryPolicy:
     """Make a policy without pauses."""
     return ah.RecoveryPolicy(**{"backoff": ah.Backoff(initial_secs=0), **options})
+
+
+async def outcome(
+    session: ah.AsyncMonitoredSession, use: Use = do_nothing, error: BaseException | None = None
+) -> BaseException | None:
+    """Enter the session, use it and leave it, by `error` if that is given; return what came out."""
+    try:
+        async with session:
+            await use(session)
+            if error is not None:
+                raise error
+    except BaseException as error:
+        return error
+    return None
+
+
+async def use_up(steps: AsyncIterable[Any], used: list[Any] | None = None) -> None:
+    """Run a loop of steps to its end; append its values to `used`."""
+    async for value in steps:
+        if used is not None:
+            used.append(value)
 
 
 async def run_once(hooks: list[Any]) -> None:
@@ -92,6 +121,42 @@ async def going_back(*hooks: Any, at: int, to: int, start: int = 0) -> AsyncIter
     faults = FaultInjectionHook({("before_run", at): lose})
     async with ah.AsyncMonitoredSession(counting_graph(), [*hooks, faults], global_step=store, recovery=NO_BACKOFF) as session:
         yield session
+
+
+class Source:
+    """Numbers from 0, as an async or a plain iterator; says how many were taken, and whether it was closed."""
+
+    KINDS = ("async", "plain", "thread")
+
+    def __init__(self, count: int = 100, on_take: Callable[[int], object] = int) -> None:
+        """Make so many numbers; `on_take` is called with how many were taken."""
+        self.count = count
+        self.on_take = on_take
+        self.taken = 0
+        self.closed = False
+
+    def feeds(self, kind: str) -> dict[str, Any]:
+        """Return the options of `steps` for feeds of this kind."""
+        return {"feeds": self.numbers() if kind == "async" else self.plain(), "thread": kind == "thread"}
+
+    def plain(self) -> Iterator[int]:
+        try:
+            for number in range(self.count):
+                self.taken += 1
+                self.on_take(self.taken)
+                yield number
+        finally:
+            self.closed = True
+
+    async def numbers(self) -> AsyncIterator[int]:
+        numbers = self.plain()
+        try:
+            for number in numbers:
+                await asyncio.sleep(0)  # what it does with an element that it has taken
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            numbers.close()  # type: ignore[attr-defined]
 
 
 class Loader:

@@ -71,6 +71,16 @@ async def fail(error: BaseException) -> None:
     raise error
 
 
+def raises_after(count: int, error: BaseException) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Like `fails_after`, of a function with any arguments."""
+
+    async def call(*_: object) -> None:
+        await ticks(count)
+        raise error
+
+    return call
+
+
 def fails_after(count: int, error: BaseException) -> Callable[[], Awaitable[Any]]:
     """Make a coroutine function that suspends so often, then raises the error."""
 

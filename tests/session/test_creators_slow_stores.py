@@ -1,0 +1,89 @@
+"""Sessions whose step store suspends, as that of several processes does: variables and step are committed together there, too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+import pytest
+
+import aiohooks as ah
+from tests.support.sessions import counting_graph, use_up
+from tests.support.waiting import parked, ticks, until_true
+
+pytestmark = pytest.mark.every_python
+
+
+class SlowStore(ah.MemoryStepStore):
+    """A store whose `advance` suspends, as a remote engine's does; it may refuse the first one."""
+
+    inline: ClassVar[bool] = False
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.asked: list[int] = []
+        self.error = error
+
+    async def advance(self, by: int = 1) -> int:
+        self.asked.append(by)
+        await self.gate.wait()
+        if self.error is not None and len(self.asked) == 1:
+            raise self.error
+        return await super().advance(by)
+
+
+@pytest.mark.parametrize("end", ["committed", "cancelled", "refused"])
+async def test_variables_are_there_before_the_step(end: str) -> None:
+    """Whoever sees the step finds them. A commit that has begun is finished before a cancel; a refused one is undone."""
+    store = SlowStore(ah.errors.StaleTermError("no", term=1, newest=2) if end == "refused" else None)
+    session = ah.Session(counting_graph(), global_step=store)
+    running = await parked(session.run("train"))
+    await ticks()
+    assert (session.variables.snapshot(), store.latest.step, store.asked) == ({"total": 1}, 0, [1])
+    if end == "cancelled":
+        running.cancel()
+        await ticks()
+        assert not running.done()
+    store.gate.set()
+    await asyncio.wait([running])
+    kept = int(end != "refused")
+    assert (session.variables.snapshot(), store.latest.step) == ({"total": kept}, kept)
+    assert session.committed_step == (end == "committed")
+    assert running.cancelled() if end == "cancelled" else isinstance(running.exception(), ah.errors.StaleTermError | None)
+
+
+async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
+    """Variables are there before their step; a run that had read those of a step that was refused begins again."""
+    graph, read, gate = ah.Graph(), list[int](), asyncio.Event()
+    graph.placeholder("waits")
+    graph.variable("v", 1)
+
+    @graph.train_op(updates="v")
+    async def double(v: int, waits: bool) -> int:
+        read.append(v)
+        if waits:
+            await gate.wait()
+        return 2 * v
+
+    session = ah.Session(graph, global_step=(store := SlowStore(ah.UnavailableError("no"))))
+    refused = await parked(session.run("double", {"waits": False}))
+    await until_true(lambda: store.asked)
+    waiting = await parked(session.run("double", {"waits": True}))
+    await until_true(lambda: len(read) == 2)
+    store.gate.set()
+    with pytest.raises(ah.UnavailableError):
+        await refused
+    gate.set()
+    assert await waiting == session.variables.snapshot()["v"] == 2
+    assert read == [1, 2, 1]
+
+
+async def test_a_monitored_session_on_a_slow_store() -> None:
+    """Hooks get the committed step, even if the store advances later; runs that do not train do not wait for it."""
+    store, losses = SlowStore(), list[int]()
+    async with ah.AsyncMonitoredSession(counting_graph(), [ah.StopAtStepHook(last_step=3)], global_step=store) as session:
+        assert (await session.run("loss"), store.asked) == (10, [])
+        store.gate.set()
+        await use_up(session.steps("train"), losses)
+    assert (len(losses), store.latest.step, session.stop_reason) == (3, 3, "step 3 reached the last step, 3")
