@@ -21,8 +21,8 @@ from aiohooks import errors
 from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_of, printable
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import run_once
-from tests.support.waiting import fail, forever, ticks
+from tests.support.sessions import outcome, run_once
+from tests.support.waiting import forever, raises_after, ticks
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
@@ -147,59 +147,52 @@ def test_flattened_groups_leave_their_notes_to_their_members() -> None:
 
 
 PLACES = [*HOOK_METHODS, "operation", "body", "step function", "background, in until", "background, in a run", "feeds"]
+REFUSING: Any = [FrozenError, OddNotesError, DeafError]
 
 
 @pytest.mark.every_python
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside others"])
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("make", [FrozenError, OddNotesError, DeafError])
+@pytest.mark.parametrize("make", REFUSING)
 async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
     make: Callable[[], Exception], place: str, alone: bool
 ) -> None:
     """Wherever it is raised, it ends the session and reaches the caller as the same object."""
     error = make()
-
-    async def act(*_: object) -> None:
-        await asyncio.sleep(0)
-        raise error
-
-    async def wait(*_: object) -> None:
-        await asyncio.sleep(0)
+    act, wait = raises_after(1, error), raises_after(1, error) if place == "operation" else waits
 
     async def step() -> None:
-        await (act() if place == "operation" else forever() if place == "background, in a run" else wait())
+        await (forever() if place == "background, in a run" else wait())
 
     async def feeds() -> AsyncIterator[None]:
         await act()
         yield
 
-    async def use() -> None:
-        phase = place if place in HOOK_METHODS else "begin"
-        hooks = [PhaseHook(phase, wait), PhaseHook(phase, act if phase == place else wait), PhaseHook(phase, wait)]
-        async with ah.AsyncMonitoredSession(step, hooks[1:2] if alone else hooks) as session:
-            match place:
-                case "body":
-                    raise error
-                case "step function":
-                    await session.run_step_fn(act)
-                case "background, in until":
-                    session.start_soon(act)
-                    await session.until(forever())
-                case "feeds":
-                    async for _ in session.steps(feeds=feeds()):
-                        pass
-                case _:
-                    if place.startswith("background"):
-                        session.start_soon(act)
-                    await session.run("step")
+    async def use(session: ah.AsyncMonitoredSession) -> None:
+        if place.startswith("background"):
+            session.start_soon(act)
+        if place == "background, in until":
+            await session.until(forever())
+        elif place == "step function":
+            await session.run_step_fn(act)
+        elif place == "feeds":
+            await anext(session.steps(feeds=feeds()))
+        elif place != "body":
+            await session.run("step")
 
-    with pytest.raises(type(error)) as caught:
-        await use()
-    assert caught.value is error
+    phase = place if place in HOOK_METHODS else "begin"
+    hooks = [PhaseHook(phase, waits), PhaseHook(phase, act if phase == place else waits), PhaseHook(phase, waits)]
+    session = ah.AsyncMonitoredSession(step, hooks[1:2] if alone else hooks)
+    assert await outcome(session, use, error if place == "body" else None) is error
+
+
+async def waits(*_: object) -> None:
+    """Suspend once."""
+    await asyncio.sleep(0)
 
 
 @pytest.mark.every_python
-@pytest.mark.parametrize("make", [FrozenError, OddNotesError, DeafError])
+@pytest.mark.parametrize("make", REFUSING)
 async def test_an_error_that_refuses_attributes_beside_another_one(make: Callable[[], Exception]) -> None:
     """A cancellation that wins over it has it as its context; an error that wins over it stays itself."""
     errors = [make(), make()]
@@ -217,7 +210,7 @@ async def test_an_error_that_refuses_attributes_beside_another_one(make: Callabl
         await task
     assert cancelled.value.__context__ is errors[0]
     with pytest.raises(type(errors[1])) as caught:
-        await run_once([PhaseHook("close", lambda _: fail(errors[0])), PhaseHook("before_run", lambda _: fail(errors[1]))])
+        await run_once([PhaseHook("close", raises_after(1, errors[0])), PhaseHook("before_run", raises_after(1, errors[1]))])
     assert caught.value is errors[1]
 
 

@@ -270,13 +270,8 @@ class SessionState:
 class TaskOwner:
     """What owns background tasks: the whole session, which may be used alone, or one raw session, until it is replaced."""
 
-    def __init__(
-        self,
-        state: SessionState,
-        clean_stop_exception_types: tuple[type[BaseException], ...],
-        is_recoverable: Callable[[BaseException], bool] | None,
-    ) -> None:
-        """Start without tasks; the arguments are those of `Coordinator`."""
+    def __init__(self, state: SessionState, clean_stop_exception_types: tuple[type[BaseException], ...] = ()) -> None:
+        """Start without tasks."""
         self.state: SessionState = state
         self._clean = clean_stop_exception_types
         self.tasks: dict[asyncio.Task[Any], bool] = {}
@@ -291,7 +286,6 @@ class TaskOwner:
         self.ending: str | None = None
         """Why no task can be started any more."""
         self._disowned: str | None = None
-        self._is_recoverable = is_recoverable
 
     def should_stop(self) -> bool:
         return self.closed or self.state.stopped
@@ -420,7 +414,7 @@ class TaskOwner:
         # The waits end before anything is said about the error: that calls the error's own methods.
         first = not self.errors
         self.errors.append(error)
-        if not state.stopped and not (self._is_recoverable is not None and self._is_recoverable(error)):
+        if not state.stopped and (self is state.whole or not state.is_recoverable(error)):
             state.stop_reason = described
             state.stopped = True
         if first or state.stopped:  # otherwise the first one has interrupted the run already, which may be recovering

@@ -90,31 +90,25 @@ class Coordinator(Requests):
     A session has a new coordinator after each recovery; a stop requested from it stops the whole session.
     """
 
-    def __init__(
-        self,
-        clean_stop_exception_types: tuple[type[BaseException], ...] = (),
-        *,
-        parent: Coordinator | None = None,
-        is_recoverable: Callable[[BaseException], bool] | None = None,
-    ) -> None:
+    def __init__(self, clean_stop_exception_types: tuple[type[BaseException], ...] = ()) -> None:
         """Start without tasks, not stopped.
 
         Args:
             clean_stop_exception_types: errors of tasks that mean a plain stop, besides the usual ones.
-            parent: the coordinator that shares the stop with this one.
-            is_recoverable: whether a session recovers from an error of a task; such an error does not stop the parent.
         """
         types: object = clean_stop_exception_types
         if not isinstance(types, tuple) or not all(isinstance(one, type) and issubclass(one, BaseException) for one in types):  # pyright: ignore[reportUnknownVariableType]
             raise InvalidArgumentError(f"clean_stop_exception_types is {types!r}; give a tuple of exception classes")
-        state = SessionState() if parent is None else parent._state
-        self._state: SessionState = state
-        self._owner = TaskOwner(state, clean_stop_exception_types, is_recoverable)
-        if parent is None:
-            state.whole = state.current = self._owner
-        self.errors: list[BaseException] = self._owner.errors
+        state = SessionState()
+        state.whole = state.current = TaskOwner(state, clean_stop_exception_types)
+        self._set_owner(state.whole)
+
+    def _set_owner(self, owner: TaskOwner) -> None:
+        self._owner = owner
+        self._state: SessionState = owner.state
+        self.errors: list[BaseException] = owner.errors
         """The failures so far, in the order of their occurrence."""
-        self.observers: list[Observer] = state.observers
+        self.observers: list[Observer] = owner.state.observers
         """Notified of what happens outside of the session's runs, and of all waits in `until`."""
 
     # -- the stop
@@ -278,6 +272,14 @@ class Coordinator(Requests):
 
     def __repr__(self) -> str:
         return repr(self._owner)
+
+
+def coordinator_of(state: SessionState) -> Coordinator:
+    """Return a coordinator for a new raw session, whose tasks it owns from now on."""
+    coord = Coordinator()
+    state.current = TaskOwner(state)
+    coord._set_owner(state.current)  # pyright: ignore[reportPrivateUsage]
+    return coord
 
 
 def owner_of(coord: Coordinator) -> TaskOwner:

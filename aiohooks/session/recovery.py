@@ -35,7 +35,7 @@ from aiohooks.errors import (
 from aiohooks.graph.session import GatheredRun, Monitor, Session, monitored_run
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState, end_tasks
-from aiohooks.session.coordinator import Coordinator, owner_of
+from aiohooks.session.coordinator import Coordinator, coordinator_of
 from aiohooks.session.creators import ChiefSessionCreator, SessionCreator, restore_hooks
 from aiohooks.session.feeds import FeedsSetBack, SessionFeeds
 from aiohooks.stores._protocol import Position
@@ -367,8 +367,7 @@ class SessionSupervisor(Monitor):
         self.state.session, self.run = session, monitored_run(session, self)
         await self._check_open()
         self.state.store = session.global_step
-        self.coord = Coordinator(parent=self._root, is_recoverable=self._policy.recovers)
-        self.state.current = owner_of(self.coord)
+        self.coord = coordinator_of(self.state)
         if isinstance(created, Session):
             restore_hooks(created)
             self.feeds.note_new_session(created, self._policy.on_lost_feeds)  # before a hook can fail: what is in use comes again

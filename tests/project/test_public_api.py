@@ -115,7 +115,7 @@ SIGNATURES: dict[str, str | None] = {
     "point": "(how)",
     "chain": "(*, argument)",
     "wrap": "(*, argument)",
-    "Coordinator": "(clean_stop_exception_types=(), *, parent=None, is_recoverable=None)",
+    "Coordinator": "(clean_stop_exception_types=())",
     "Coordinator.start_soon": "(self, fn, *args, name=None)",
     "Coordinator.request_stop": "(self, reason=None)",
     "Coordinator.should_stop": "(self)",

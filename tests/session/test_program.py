@@ -12,7 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.session import program
 from tests.support.checks import refused
-from tests.support.sessions import double
+from tests.support.sessions import do_nothing, double
 
 pytestmark = pytest.mark.every_python
 
@@ -28,42 +28,30 @@ def _handler_of_interrupts() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("main", [5, lambda: 5], ids=["int", "plain"])
-def test_run_takes_a_coroutine_function(main: Any) -> None:
-    """`aiohooks.run` refuses anything but a coroutine function, before there is a loop."""
-    with refused(ah.errors.InvalidArgumentError, f"main is {main!r}", "function"):
-        ah.run(main)
-
-
-def test_run_takes_the_function_and_not_its_coroutine() -> None:
-    """`run(main())` is refused and the message says `run(main)`; the coroutine is closed, not left un-awaited."""
-
-    async def main() -> None: ...
-
-    coro: Any = main()
-    with refused(
-        ah.errors.InvalidArgumentError, "main is <coroutine object", "give the function and its arguments, not the call"
-    ):
-        ah.run(coro)
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: 5, ["main is 5", "function"]),
+        (lambda: repr, ["main is <built-in function repr>", "give a coroutine function"]),
+        (do_nothing, ["main is <coroutine object", "give the function and its arguments, not the call"]),
+    ],
+    ids=["int", "plain", "coroutine"],
+)
+def test_run_takes_a_coroutine_function(make: Callable[[], Any], says: list[str]) -> None:
+    """Anything else is refused before there is a loop; a coroutine is closed, not left un-awaited."""
+    with refused(ah.errors.InvalidArgumentError, *says):
+        ah.run(make())
 
 
 def test_run_runs_the_function() -> None:
-    """`run(main, *args)` returns what `main(*args)` returns."""
+    """`run(main, *args)` returns what `main(*args)` returns; where a loop is running it is refused."""
 
     async def main(first: int, second: int) -> int:
-        await asyncio.sleep(0)
+        with refused(ah.errors.WrongLoopError, "while an event loop is running", "write `await main()` there"):
+            ah.run(do_nothing)
         return first + second
 
     assert ah.run(main, 1, 2) == 3
-
-
-async def test_run_is_refused_where_a_loop_is_running() -> None:
-    """In a notebook `run(main)` says to await `main()`; no coroutine is left un-awaited."""
-
-    async def main() -> None: ...
-
-    with refused(ah.errors.WrongLoopError, "while an event loop is running", "write `await main()` there"):
-        ah.run(main)
 
 
 # -- after a signal
@@ -102,25 +90,20 @@ def test_any_other_result_is_returned(end: object) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, ValueError])
-def test_an_error_after_a_signal_is_raised(kind: type[Exception]) -> None:
-    """It is not hidden by the exit."""
-    error = kind("of the program")
-    with pytest.raises(kind, match="of the program") as raised:
-        ah.run(stopped_main(error))
-    assert raised.value is error
+async def fails_with(error: BaseException) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("?"), ah.StopRequestedError("enough")], ids=repr)
 def test_what_ends_a_program_without_a_signal_is_raised(error: BaseException) -> None:
-    """Where no signal has stopped a session, there is no exit code."""
-
-    async def main() -> None:
-        raise error
-
+    """Where no signal has stopped a session, there is no exit code; after one, an error is not hidden by the exit."""
     with pytest.raises(type(error)) as raised:
-        ah.run(main)
+        ah.run(fails_with, error)
     assert raised.value is error
+    for after in (RuntimeError("of the program"), ValueError("of the program")):
+        with pytest.raises(type(after), match="of the program") as hidden:
+            ah.run(stopped_main(after))
+        assert hidden.value is after
 
 
 def test_an_interrupt_at_the_exit_ends_the_program_quietly() -> None:
@@ -158,12 +141,9 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.Monkey
     loop = _InterruptedLoop()
     monkeypatch.setattr(program, "_new_event_loop", lambda: loop)
     monkeypatch.setattr(program, "stopped_by", lambda _: signal.SIGINT if stopped else None)
-
-    async def main() -> None: ...
-
     try:
         with pytest.raises(SystemExit if stopped else RuntimeError) as caught:
-            ah.run(main)
+            ah.run(do_nothing)
         if stopped:
             assert caught.value.args == (INTERRUPTED,)
     finally:

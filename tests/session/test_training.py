@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,21 @@ from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph
 
-SETS: dict[str, tuple[Callable[[Path], dict[str, Any]], list[str]]] = {
-    "nothing given": (lambda path: {}, ["C", "StepCounterHook", "U"]),
-    "checkpoint_dir": (lambda path: {"checkpoint_dir": path}, ["C", "StepCounterHook", "CheckpointSaverHook", "U"]),
-    "summaries too": (
-        lambda path: {"checkpoint_dir": path, "summaries": ["loss"]},
-        ["C", "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook", "U"],
-    ),
-    "summaries alone": (
-        lambda path: {"summary_dir": path, "summaries": ["loss"]},
-        ["C", "StepCounterHook", "SummarySaverHook", "U"],
-    ),
-    "summaries off": (  # TensorFlow turned checkpoints off with them, under a distribution strategy
-        lambda path: {"checkpoint_dir": path, "summaries": ["loss"], "save_summaries": None},
-        ["C", "StepCounterHook", "CheckpointSaverHook", "U"],
-    ),
-    "only restores": (lambda path: {"checkpoint_dir": path, "save_checkpoint": None}, ["C", "StepCounterHook", "U"]),
+COUNTS, SUMMARIES, SAVES = "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook"
+DIRECTORY, LOSS = "its directory", {"summaries": ["loss"]}
+SETS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "nothing given": ({}, ["C", COUNTS, "U"]),
+    "checkpoint_dir": ({"checkpoint_dir": DIRECTORY}, ["C", COUNTS, SAVES, "U"]),
+    "summaries too": ({"checkpoint_dir": DIRECTORY, **LOSS}, ["C", COUNTS, SUMMARIES, SAVES, "U"]),
+    "summaries alone": ({"summary_dir": DIRECTORY, **LOSS}, ["C", COUNTS, SUMMARIES, "U"]),
+    # TensorFlow turned checkpoints off with them, under a distribution strategy.
+    "summaries off": ({"checkpoint_dir": DIRECTORY, **LOSS, "save_summaries": None}, ["C", COUNTS, SAVES, "U"]),
+    "only restores": ({"checkpoint_dir": DIRECTORY, "save_checkpoint": None}, ["C", COUNTS, "U"]),
     "everything off": (
-        lambda path: {"checkpoint_dir": path, "save_checkpoint": None, "save_summaries": None, "log_step_count": None},
+        {"checkpoint_dir": DIRECTORY, **dict.fromkeys(("save_checkpoint", "save_summaries", "log_step_count"))},
         ["C", "U"],
     ),
-    "a worker": (
-        lambda path: {"is_chief": False, "variables": ah.Variables(), "checkpoint_dir": path, "summaries": ["loss"]},
-        ["U"],
-    ),
+    "a worker": ({"is_chief": False, "variables": ah.Variables(), "checkpoint_dir": DIRECTORY, **LOSS}, ["U"]),
 }
 
 
@@ -58,8 +48,9 @@ class U(RecordingHook):
 @pytest.mark.parametrize("name", SETS)
 async def test_the_hooks_and_their_order(tmp_path: Path, name: str) -> None:
     """The chief's own come first, then the default ones in TensorFlow's order, then the hooks of every session."""
-    arguments, expected = SETS[name]
-    session = ah.monitored_training_session(counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments(tmp_path))
+    arguments = {key: tmp_path if value == DIRECTORY else value for key, value in SETS[name][0].items()}
+    expected = SETS[name][1]
+    session = ah.monitored_training_session(counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments)
     assert repr(session) == f"<AsyncMonitoredSession new, <hooks: {', '.join(expected)}>>"
 
 
