@@ -153,7 +153,8 @@ async def test_cancelled_runs_of_a_step_function_give_their_turns_back() -> None
     """Two of three runs at the same time are cancelled by the step function itself: the other one is made."""
 
     async def one_of_three(context: StepContext) -> Any:
-        tasks = [await parked(context.run_with_hooks("loss")) for _ in range(3)]
+        tasks = [asyncio.create_task(context.run_with_hooks("loss")) for _ in range(3)]
+        await asyncio.sleep(0)
         tasks[0].cancel()
         tasks[1].cancel()
         return [one if isinstance(one, int) else type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)]
