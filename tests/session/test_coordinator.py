@@ -127,18 +127,6 @@ async def test_until_after_the_stop_does_not_begin() -> None:
     assert (await task, started) == (5, [])
 
 
-async def test_a_failed_task_ends_until() -> None:
-    """A wait ends with the error of the background task that failed, the same object, also later."""
-    coord, error = ah.Coordinator(), OSError("the producer died")
-    waits = [asyncio.create_task(coord.until(forever())) for _ in range(3)]
-    coord.start_soon(fail, error)
-    for wait in [*waits, coord.until(forever())]:
-        with pytest.raises(OSError, match="the producer died") as caught:
-            await wait
-        assert caught.value is error
-    assert coord.stop_reason == f"background task 'fail' failed: {error!r}"
-
-
 @pytest.mark.parametrize("answer", ["an error", "a result", "a result without a wait"])
 async def test_what_follows_the_stop(answer: str) -> None:
     """A coroutine may answer its cancel with an error or a result of its own; nothing is left of the cancel."""
@@ -346,19 +334,6 @@ async def test_a_cancelled_join_leaves_the_tasks() -> None:
     coord.request_stop()
     await coord.join(0)
     assert task.cancelled()
-
-
-@pytest.mark.parametrize("stop", [False, True])
-async def test_a_coordinator_is_used_again_after_join(stop: bool) -> None:
-    """It starts tasks and joins them as before, also where a stop had cancelled those that were left."""
-    coord = ah.Coordinator()
-    for _ in range(2):
-        task = coord.start_soon(forever if stop else ticks)
-        if stop:
-            coord.request_stop()
-        await coord.join(0)
-        assert task.cancelled() is stop
-        coord.clear_stop()
 
 
 async def test_a_task_cannot_join_itself() -> None:

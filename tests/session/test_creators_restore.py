@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import FaultInjectionHook, RecordingHook
+from aiohooks.testing import FaultInjectionHook
 from tests.support.checkpoint_files import names, same
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
@@ -246,34 +244,6 @@ async def test_what_is_saved_has_the_step_it_was_at(tmp_path: Path) -> None:
     there = await on_disk(tmp_path)
     assert there == [1, 3, 5, 7]
     assert [(await values_at(tmp_path, step))["total"] for step in there] == there
-
-
-@pytest.mark.slow
-async def test_a_directory_has_one_writer(tmp_path: Path) -> None:
-    """If another process has the directory, the session does not begin, and the error names the process."""
-    code = (
-        "import sys, asyncio, aiohooks as ah\n"
-        "async def main():\n"
-        "    async with ah.Saver(sys.argv[1]) as saver:\n"
-        "        await saver.save({}, 1)\n"
-        "        print('ready', flush=True)\n"
-        "        sys.stdin.read()\n"
-        "asyncio.run(main())\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:  # noqa: ASYNC220
-        assert other.stdout is not None
-        assert await asyncio.to_thread(other.stdout.readline) == "ready\n"
-        hook = RecordingHook()
-        for creator, hooks in ((chief(tmp_path), [hook]), (array_graph(), [hook, saving(tmp_path, background=False)])):
-            with refused(ah.errors.CheckpointBusyError, str(tmp_path), f"in use by process {other.pid}") as caught:
-                await train(creator, hooks)
-            assert isinstance(caught.value, ah.errors.CheckpointBusyError)
-            assert caught.value.pid == other.pid
-        assert other.stdin is not None
-        other.stdin.close()
-    with refused(ah.errors.CheckpointMismatchError, "'variables'", "was it written by CheckpointSaverHook?"):
-        await train(chief(tmp_path), [saving(None)])
 
 
 # -- what does not fit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
-from tests.support.checks import drop, refused
+from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, outcome, use_up
 
@@ -142,18 +141,6 @@ async def test_a_stop_before_the_first_run_is_not_lost(place: str) -> None:
     assert (losses, session.stop_reason, session.global_step.latest.step) == ([], place, 0)
 
 
-async def test_a_run_after_the_stop_is_a_clean_end() -> None:
-    """A loop that does not ask `should_stop` also ends cleanly: `run` raises, and the block suppresses the error."""
-    hook, losses = RecordingHook(), list[int]()
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(9):
-            losses.append(await session.run("loss"))
-
-    assert await outcome(ah.AsyncMonitoredSession(double, [ah.StopAtStepHook(num_steps=2), hook]), use) is None
-    assert (losses, hook.phases()[-2:], hook.closed_with) == ([2, 2], ["end", "close"], [None])
-
-
 async def test_a_stop_of_a_failing_run_is_not_lost() -> None:
     """A stop requested in a run that fails is recorded, whichever hook failed."""
 
@@ -275,12 +262,3 @@ async def test_threads_add_to_the_same_metrics() -> None:
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         await session.run("loss")
     assert set(last.seen[0]) == set(names)
-
-
-@pytest.mark.may_leak
-async def test_a_dropped_session_warns() -> None:
-    """A session that was entered and never closed warns when it is collected, and names its hooks."""
-    opened = [await ah.AsyncMonitoredSession(double, [RecordingHook()]).__aenter__()]
-    await asyncio.sleep(0)
-    with pytest.warns(ResourceWarning, match=r"open, <hooks: RecordingHook>> was never closed; use `async with`"):
-        drop(opened)

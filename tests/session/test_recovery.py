@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, outcome, recovery_policy, use_up
-from tests.support.waiting import fail, forever, ticks, until_true
+from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -64,22 +63,6 @@ async def test_an_error_of_the_run_is_recovered() -> None:
     assert (calls, session.global_step.latest.step) == ([1, 10, 10, 100], 3)
 
 
-async def test_an_error_of_the_creation_is_recovered() -> None:
-    """A creator that fails is called again, before any hook gets a session."""
-    record, errors = RecordingHook(), [AWAY, AWAY]
-
-    class Creator(ah.ChiefSessionCreator):
-        async def create_session(self) -> ah.Session:
-            if errors:
-                raise errors.pop()
-            return await super().create_session()
-
-    async with ah.AsyncMonitoredSession(Creator(counting_graph()), [record], recovery=NO_BACKOFF) as session:
-        await session.run("train")
-        assert session.status().recoveries == 2
-    assert record.phases() == ["begin", "after_create_session", "before_run", "after_run", "end", "close"]
-
-
 async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path) -> None:
     """A wrong path, password or permission before the first run is no outage, and comes out as itself; later it may be one."""
     (tmp_path / "file").write_text("")
@@ -101,21 +84,6 @@ async def test_the_policy_names_the_errors() -> None:
         with pytest.raises(ah.AbortedError, match="lost"):
             await session.run("loss")
         assert session.status().recoveries == 1
-
-
-@pytest.mark.parametrize("error", [LOST, AWAY], ids=repr)
-async def test_a_singular_session_never_recovers(error: Exception) -> None:
-    """Every error of a singular session reaches the caller; its raw session is available while it is open."""
-    hook, raw = RecordingHook(), list[Any]()
-    session = ah.AsyncSingularMonitoredSession(failing_step(error), [hook])
-
-    async def use(_: object) -> None:
-        raw.append(session.raw_session())
-        await session.run("loss")
-
-    assert await outcome(session, use) is error
-    assert (session.raw_session(), raw[0].closed) == (None, True)
-    assert hook.phases() == ["begin", "after_create_session", "before_run", "close"]
 
 
 @pytest.mark.parametrize(
@@ -152,30 +120,6 @@ async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
 
 
 # -- what outlives it
-
-
-async def test_a_background_task_that_is_lost_is_recovered() -> None:
-    """Recovery ends the session's own tasks, and the hook starts them anew; tasks of the monitored session live on."""
-    started, proceed = list[asyncio.Task[None]](), asyncio.Event()
-
-    async def start(session: ah.Session, coord: ah.Coordinator) -> None:
-        started.append(coord.start_soon(forever))
-        if len(started) == 1:
-            coord.start_soon(fail, ah.AbortedError("lost in the background"))
-        else:
-            proceed.set()
-
-    async def step() -> dict[str, int]:
-        await proceed.wait()
-        return {"loss": 5}
-
-    async with ah.AsyncMonitoredSession(step, [PhaseHook("after_create_session", start)], recovery=NO_BACKOFF) as session:
-        lives = session.start_soon(forever)
-        assert await session.run("loss") == 5
-        assert [task.cancelled() for task in started] == [True, False]
-        assert (lives.done(), session.should_stop()) == (False, False)
-        for task in (lives, started[1]):
-            task.cancel()
 
 
 async def test_a_stop_outlives_a_recovery() -> None:

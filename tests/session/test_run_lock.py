@@ -56,7 +56,7 @@ async def test_runs_take_turns_in_order() -> None:
 
     async def step(number: int) -> dict[str, int]:
         order.append(("begins", number))
-        await ticks(3)
+        await ticks(9)
         order.append(("ends", number))
         return {"done": number}
 
@@ -64,6 +64,8 @@ async def test_runs_take_turns_in_order() -> None:
         runs = [await parked(session.run("done", {"number": number})) for number in range(4)]
         assert session.status().queued == 3
         runs[1].cancel()
+        await asyncio.sleep(0)
+        assert session.status().queued == 2
         assert await asyncio.gather(*runs[:1], *runs[2:]) == [0, 2, 3]
         assert runs[1].cancelled()
         assert await session.run("done", {"number": 9}) == 9

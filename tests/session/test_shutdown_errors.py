@@ -312,7 +312,7 @@ async def test_a_task_that_fails_in_the_grace_period_makes_the_end_an_error(owne
     assert hook.closed_with == [error]
 
 
-async def test_a_task_that_raises_after_its_session_has_ended_is_logged(
+async def test_a_task_that_fails_after_its_session_has_ended_is_logged(
     caplog: pytest.LogCaptureFixture, clock: ManualClock
 ) -> None:
     """A task that ignored its cancellation, and fails after the session has ended without it: the error is logged."""

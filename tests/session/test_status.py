@@ -17,7 +17,7 @@ from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome
-from tests.support.waiting import forever, parked, ticks
+from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -219,17 +219,3 @@ async def test_a_closed_session_refers_to_no_task() -> None:
     gc.collect()
     assert freed() is None
     assert session.status().state == "closed"
-
-
-async def test_a_run_that_was_cancelled_is_not_queued() -> None:
-    """While the run before it continues, however often others have waited for their turn and left."""
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", forever)]) as session:
-        running = await parked(session.run("loss"))
-        for _ in range(3):
-            waiting = await parked(session.run("loss"))
-            assert session.status().queued == 1
-            waiting.cancel()
-            await asyncio.wait([waiting])
-        assert session.status().queued == 0
-        running.cancel()
-        await asyncio.wait([running])
