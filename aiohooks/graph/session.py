@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import operator
 import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
@@ -43,21 +44,18 @@ _MOST_ATTEMPTS = 100
 """How often a run is tried while others replace the variables that it replaces; it must not be repeated indefinitely."""
 
 
+async def _nothing() -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Monitor:
-    """What a raw session asks of the monitored session that it is part of, if it is; of itself, if not."""
+    """What a raw session asks of the monitored session that it is part of; by default it is part of none."""
 
     grace_secs: float = DEFAULT_GRACE_SECS
-
-    def stateful_hooks(self) -> Mapping[str, Stateful]:
-        """`Session.stateful_hooks`."""
-        return {}
-
-    def state_of(self, one: Stateful) -> Any:
-        """`Session.state_of`."""
-        return one.state_dict()
-
-    async def drain_hooks(self) -> None:
-        """`Session.drain_hooks`."""
+    stateful_hooks: Callable[[], Mapping[str, Stateful]] = dict
+    state_of: Callable[[Stateful], Any] = operator.methodcaller("state_dict")
+    drain_hooks: Callable[[], Awaitable[None]] = _nothing
 
 
 _UNMONITORED = Monitor()

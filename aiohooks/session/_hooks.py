@@ -109,7 +109,8 @@ class HookSet:
 
     async def drain_stateful(self) -> None:
         """Wait for the background calls of the hooks that are kept in checkpoints."""
-        await self.background.drain([one for one in self.registered if is_stateful(one.hook)])
+        if hooks := [one for one in self.registered if one.registration.background and is_stateful(one.hook)]:
+            await self.background.drain(hooks)
 
     async def begin(self) -> None:
         """Call `begin` of the hooks one by one; each counts as begun from the moment it is started."""

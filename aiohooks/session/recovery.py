@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from aiohooks._aio.backoff import Backoff
@@ -18,7 +17,6 @@ from aiohooks._aio.observers import observing
 from aiohooks._aio.opening import opening_until
 from aiohooks._aio.overlap import RunWaits, Wait
 from aiohooks._validate import check_choice, check_instance, checked_int
-from aiohooks.checkpoint.stateful import Stateful
 from aiohooks.errors import (
     AbortedError,
     FeedsLostError,
@@ -148,7 +146,7 @@ class RecoveryHistory:
         return [f"recovery gave up: {why}; what failed, oldest first:", *(f"  {line}" for line in self._in_a_row[-20:])]
 
 
-class SessionSupervisor(Monitor):
+class SessionSupervisor:
     """Creates the raw session and its coordinator, and replaces both in a recovery.
 
     The monitored session's own coordinator, `root`, lives through recoveries; `coord` is new with each session.
@@ -173,17 +171,7 @@ class SessionSupervisor(Monitor):
             creator.restores_again = policy.restore == "checkpoint"
         self._hooks = hooks
         self._policy = policy
-
-    # -- what the raw session asks
-
-    def stateful_hooks(self) -> Mapping[str, Stateful]:
-        return self._hooks.stateful()
-
-    def state_of(self, one: Stateful) -> Any:
-        return self.feeds.state_of(one)
-
-    async def drain_hooks(self) -> None:
-        await self._hooks.drain_stateful()
+        self._monitor = Monitor(self.grace_secs, hooks.stateful, feeds.state_of, hooks.drain_stateful)
 
     # -- the error of a run: raise it, or recover
 
@@ -364,7 +352,7 @@ class SessionSupervisor(Monitor):
             raise InvalidArgumentError(f"{self.creator!r} created {created!r}; a SessionCreator returns a Session")
         if session.graph is not self.creator.graph:
             raise InvalidArgumentError(f"{self.creator!r} created a session of another graph than its own `graph`")
-        self.state.session, self.run = session, monitored_run(session, self)
+        self.state.session, self.run = session, monitored_run(session, self._monitor)
         await self._check_open()
         self.state.store = session.global_step
         self.coord = coordinator_of(self.state)
