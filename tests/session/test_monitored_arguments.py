@@ -193,7 +193,9 @@ async def test_unknown_fetches_are_refused(fetches: Any, says: tuple[str, ...]) 
 async def test_a_key_that_the_step_did_not_return_is_refused(fetches: Any) -> None:
     """The error names those it returned, and the hook if that wants it; the caller's own mistake names none."""
     says = "'acuracy' is not in the result of step 'double'", "known are: batch, loss"
-    asking = [RequestingHook("loss"), RequestingHook(fetches), Silent(), RequestingHook(None, {"batch": 2})]
+    quiet = RequestingHook()
+    quiet.request = None
+    asking = [quiet, RequestingHook(fetches), Silent(), RequestingHook(None, {"batch": 2})]
     for hooks, asked, named in ((asking, "loss", True), ([RequestingHook("loss")], fetches, False)):
         async with ah.AsyncMonitoredSession(double, hooks) as session:
             with refused(ah.errors.FetchError, *says) as caught:
