@@ -101,12 +101,12 @@ async def test_what_a_restore_brings_back(tmp_path: Path, save_every: int) -> No
 
 async def test_a_hook_that_fails_after_every_commit_is_given_up() -> None:
     """A run that is returned after a recovery is no completed one: failures in a row use up the attempts."""
-    policy = recovery_policy(after_commit="return", max_attempts=3)
-    hooks = [PhaseHook("after_run", raises_after(0, LOST))]
+    lost, policy = ah.AbortedError("lost"), recovery_policy(after_commit="return", max_attempts=3)
+    hooks = [PhaseHook("after_run", raises_after(0, lost))]
     session = ah.AsyncMonitoredSession(counting_graph(), hooks, recovery=policy)
-    assert await outcome(session, lambda session: use_up(session.steps("train"))) is LOST
+    assert await outcome(session, lambda session: use_up(session.steps("train"))) is lost
     assert session.global_step.latest.step == 4
-    assert [note for note in LOST.__notes__ if "the run of step" in note] == [
+    assert [note for note in lost.__notes__ if "the run of step" in note] == [
         f"  the run of step {step}: AbortedError('lost')" for step in (1, 2, 3, 4)
     ]
 
