@@ -146,11 +146,11 @@ async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCapture
 # -- errors that end the program
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("first", ["body", "close", "cancel", "opening", "a fatal opening"])
-async def test_an_error_that_ends_the_program_comes_out_of_close(error: BaseException, first: str) -> None:
+async def test_an_error_that_ends_the_program_comes_out_of_close(kind: type[BaseException], first: str) -> None:
     """It is raised itself, whatever failed before, which is its context; unless that ends the program, too."""
-    closing, released, fatal = asyncio.Event(), asyncio.Event(), SystemExit(4)
+    closing, released, error, fatal = asyncio.Event(), asyncio.Event(), kind(3), SystemExit(4)
 
     async def ends(_: object) -> None:
         closing.set()
