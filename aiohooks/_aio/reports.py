@@ -71,11 +71,12 @@ class WaitLog:
         self._timer: TimerHandle | None = None
         self._logged_at = 0.0
 
-    def begin(self, wait: object) -> None:
-        """Note that a wait begins."""
-        self._since[wait] = self._clock.now()
+    def begin(self, wait: object) -> float:
+        """Note that a wait begins; return when."""
+        self._since[wait] = now = self._clock.now()
         if self._timer is None:
             self._timer = self._clock.call_later(_LINE_SECS, self._on_timer)
+        return now
 
     def end(self, wait: object) -> None:
         """Note that it has ended; harmless if it had not begun."""

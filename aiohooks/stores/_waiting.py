@@ -490,9 +490,8 @@ class WaitRegistry:
             self._waiting_since = None
             self._log.end(self)
         elif self._waiting_since is None:  # the timer of the log outlives short breaks
-            self._waiting_since = self._clock.now()
+            self._waiting_since = self._log.begin(self)
             self._logged = self._waiting_since, self.latest
-            self._log.begin(self)
 
     def _describe_waits(self) -> str:
         if not self.waiters.count:

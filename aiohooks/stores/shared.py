@@ -231,8 +231,7 @@ class SharedStepStore(StepStore):
     async def wait_for(self, step: int, *, timeout: float | None = None, on_reset: Literal["keep", "raise"] = "keep") -> int:
         if not self._opened:
             await self._ensure_open()
-        step = checked_step(step, "wait for step", least=None)
-        if self._waits.unreachable is not None and step > self._waits.latest.step:
+        if self._waits.unreachable is not None and checked_step(step, "wait for step", least=None) > self._waits.latest.step:
             await self._refresh()
         return await super().wait_for(step, timeout=timeout, on_reset=on_reset)
 

@@ -204,14 +204,12 @@ class LocalEngine(Engine):
         # Not the dead: the kernel notifies of them. So this needs no lock, which a stopped process may hold.
         files, _ = self._open_files()
         try:
-            record = files.read()
-            return self._snapshot_of(files, record) or self.link.observed()._replace(position=record.position)
+            record, known = files.read(), self.link.observed()
+            if record.revision > known.revision:
+                return files.load_state(record).snapshot()
+            return known._replace(position=record.position)
         except OSError as error:
             raise self._explain(error) from error
-
-    def _snapshot_of(self, files: RunFiles, record: RunRecord) -> Snapshot | None:
-        """Return the run at this record; None if nothing but the position is new in it."""
-        return files.load_state(record).snapshot() if record.revision > self.link.observed().revision else None
 
     async def _with_lock(self, work: Callable[[RunFiles], T]) -> T:
         files, lock = self._open_files()
@@ -292,8 +290,8 @@ class LocalEngine(Engine):
             return
         try:
             record = read(files)
-            if (snapshot := self._snapshot_of(files, record)) is not None:
-                self.link.observe_snapshot(snapshot)
+            if record.revision > self.link.observed().revision:
+                self.link.observe_snapshot(files.load_state(record).snapshot())
             else:
                 self.link.observe(record.position)
         except (OSError, *ENGINE_ERRORS) as error:

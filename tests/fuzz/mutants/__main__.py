@@ -48,6 +48,7 @@ TESTS = {
     "checkpoint": (
         "tests/checkpoint", "tests/hooks/test_checkpoint_saver_torch.py", "tests/integration/test_checkpoint_programs.py",
     ),
+    "stores": ("tests/stores", "tests/integration/test_simulation.py", "tests/hooks/test_version_gate_sessions.py"),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }  # fmt: skip
 """The tests of a package that are not just those in the folder of the same name."""
