@@ -404,13 +404,9 @@ class WaitRegistry:
         self._failure = self._abort = error, self.latest
         self.fail_unreachable()
 
-    def clear_failure(self) -> None:
-        """Let new waits begin again after `fail` or `abort`."""
-        self._failure = None
-
-    def clear_abort(self) -> None:
-        """Let new waits begin again after `abort`; not after `fail`."""
-        if self._failure is self._abort:
+    def clear_failure(self, *, only_abort: bool = False) -> None:
+        """Let new waits begin again after `abort`, and after `fail` unless `only_abort`."""
+        if not only_abort or self._failure is self._abort:
             self._failure = None
 
     def close(self) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 from collections.abc import AsyncGenerator
 from typing import ClassVar
 
 from aiohooks.errors import safe_str
-from aiohooks.stores._protocol import MAX_STEP, Position, checked_step
-from aiohooks.stores.base import ExitReport, PublisherReport, RunReport, StepStore, Term
+from aiohooks.stores._protocol import MAX_STEP, LastExit, Member, Position, Snapshot, checked_step
+from aiohooks.stores.base import RunReport, StepStore, Term, report_of
 
 
 class MemoryStepStore(StepStore):
@@ -69,21 +70,15 @@ class MemoryStepStore(StepStore):
         """See `StepStore.inspect`; does not suspend."""
         self._enter()
         waits, process = self._waits, f"{socket.gethostname()}:{os.getpid()}"
-        left = waits.publishers.last_exit
-        error = None if left is None or left.error is None else f"{type(left.error).__name__}: {safe_str(left.error)}"
-        return RunReport(
-            run=self.run,
-            epoch=waits.latest.epoch,
-            step=waits.latest.step,
-            term=self._terms,
-            chief=process if self._lead.locked() else None,
-            initialised=waits.is_initialised,
-            publishers=tuple(
-                PublisherReport(each.name, process, each.waits_for or None, None, 0) for each in waits.publishers.here
-            ),
-            last_exit=None if left is None else ExitReport(left.name, left.step, error, lost=False),
-            waiting=(waits.waiters.lowest,) if waits.waiters.count else (),
-        )
+        members = [Member(f"{process}/{each.name}", each.name, math.inf, each.waits_for) for each in waits.publishers.here]
+        if self._lead.locked():
+            members.append(Member(f"{process}/", "chief", math.inf, term=self._terms))
+        last_exit = None
+        if (left := waits.publishers.last_exit) is not None:
+            error = "" if left.error is None else f"{type(left.error).__name__}: {safe_str(left.error)}"
+            last_exit = LastExit(1, left.name, left.step, error, lost=False)
+        snapshot = Snapshot(waits.latest, self._terms, "", waits.is_initialised, 0, tuple(members), last_exit)
+        return report_of(self.run, snapshot, (waits.waiters.lowest,) if waits.waiters.count else ())
 
     def advance_nowait(self, by: int = 1) -> int:
         # Once per step of every session: written to be quick.

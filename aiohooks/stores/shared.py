@@ -829,7 +829,7 @@ class SharedStepStore(StepStore):
             while self._refresh_wanted:  # what was read before the request does not answer it
                 self._refresh_wanted = False
                 snapshot = await self._read_run()
-            self._waits.clear_abort()  # the engine answers again
+            self._waits.clear_failure(only_abort=True)  # the engine answers again
             self._observe_snapshot(snapshot)
             self._waits.fail_unreachable()
         except (*ENGINE_ERRORS, StoreClosedError) as error:

@@ -9,7 +9,7 @@ import pytest
 
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores import Position
-from aiohooks.stores._protocol import Fail, Join, Lead, Member, Request, Write
+from aiohooks.stores._protocol import Fail, Lead, Member, Request, Write
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores.nats._compare_and_set import (
     NO_MESSAGE,
@@ -96,31 +96,6 @@ def write(writer: str, seq: int, amount: int = 1, **other: Any) -> Write:
     )
 
 
-async def test_pending_updates_are_sent_together() -> None:
-    """All requests that arrive while an update is in flight are one message."""
-    subject = FakeSubject()
-    run = subject.run_of("a")
-    await asyncio.gather(
-        *(apply(run, write(f"w{number}", 1)) for number in range(30)), apply(run, Join(Member("a/1", "one", 1.0)))
-    )
-    assert subject.publishes <= 2
-    assert subject.states[-1].position.step == 30
-    assert list(subject.states[-1].members) == ["a/1"]
-
-
-async def test_an_update_that_is_refused_does_not_hold_back_the_others() -> None:
-    """The server refuses every message with one update in it: only that one fails, in whatever order they come."""
-    for place in range(5):
-        subject = FakeSubject()
-        subject.refused_text = "too long"
-        run = subject.run_of("a")
-        requests: list[Request] = [write("w", number) for number in range(1, 5)]
-        requests.insert(place, Fail("too long", "a/", 1))
-        results = await asyncio.gather(*(apply(run, request) for request in requests), return_exceptions=True)
-        assert [isinstance(result, StoreRefusedError) for result in results] == [each == place for each in range(5)]
-        assert subject.states[-1].position.step == 4
-
-
 async def test_an_update_without_effect_is_not_sent() -> None:
     """A repeated write and a refused request cost no message."""
     subject = FakeSubject()
@@ -131,21 +106,6 @@ async def test_an_update_without_effect_is_not_sent() -> None:
     sent = subject.publishes
     assert (await apply(run, Lead(Member("b/1", "chief", 1.0)))).status == "busy"
     assert subject.publishes == sent
-
-
-async def test_a_cancelled_update_leaves_the_others_alone() -> None:
-    """If the sending caller is cancelled, the next one sends; each of the other updates is applied once."""
-    for ticks in range(8):
-        subject = FakeSubject()
-        run = subject.run_of("a")
-        tasks = [asyncio.ensure_future(apply(run, write(f"w{number}", 1))) for number in range(4)]
-        for _ in range(ticks):
-            await asyncio.sleep(0)
-        tasks[0].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        made = subject.states[-1].position.step
-        assert made in (3, 4), ticks
-        assert all(f"w{number}" in subject.states[-1].answers for number in (1, 2, 3))
 
 
 async def test_a_lost_republished_message_is_read() -> None:

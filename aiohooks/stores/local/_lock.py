@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.fork import call_after_fork, hold_during_fork
+from aiohooks._aio.opening import wait_for_others
 from aiohooks.errors import StoreUnavailableError, UnsupportedSystemError
 
 if TYPE_CHECKING or sys.platform != "win32":  # which has none: `check_system` refuses it
@@ -71,8 +72,13 @@ class FileLock:
     def release(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Call `work` under the lock; where a thread has to wait for it, after earlier work, and not if cancelled by then."""
+    async def run(
+        self, work: Callable[[], T], outage: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    ) -> T:
+        """Call `work` under the lock; where a thread has to wait for it, after earlier work, and not if cancelled by then.
+
+        The wait is in a block of `outage`: another process has the lock, and is stopped if that lasts.
+        """
         if self.try_acquire():
             try:
                 return work()
@@ -82,7 +88,8 @@ class FileLock:
         self._queue.append((work, future))
         if not self._thread_started:
             self._start_thread()
-        return await future
+        with outage():
+            return await wait_for_others(future)
 
     def _start_thread(self) -> None:
         self._thread_started = self._thread_has_fd = True

@@ -14,7 +14,6 @@ from typing import ClassVar, TypeVar
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
-from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_directory
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, EngineError, Position, Request, Snapshot, damaged_error, logger
@@ -214,14 +213,7 @@ class LocalEngine(Engine):
     async def _with_lock(self, work: Callable[[RunFiles], T]) -> T:
         files, lock = self._open_files()
         try:
-            if lock.try_acquire():
-                try:
-                    return work(files)
-                finally:
-                    lock.release()
-            # Another process has it: for as long as that is stopped, if it is.
-            with self.link.outage():
-                return await wait_for_others(lock.run(functools.partial(work, files)))
+            return await lock.run(functools.partial(work, files), self.link.outage)
         except OSError as error:
             raise self._explain(error) from error
 

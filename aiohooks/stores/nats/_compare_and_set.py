@@ -9,11 +9,11 @@ import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import Clock, sleep
-from aiohooks.errors import StoreRefusedError, StoreUnavailableError
+from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, logger
 from aiohooks.stores._run_state import RunState
 
@@ -101,20 +101,10 @@ NO_MESSAGE = LatestMessage(0, encode_message(b"", RunState()))
 """Stands for the latest message of a run that has none."""
 
 
-class _PendingUpdate(Generic[T]):
-    """One caller's update until it is part of the state; then `result` has what `apply` returned."""
-
-    __slots__ = ("apply", "result")
-
-    def __init__(self, apply: Callable[[RunState], T]) -> None:
-        self.apply = apply
-        self.result: list[T] = []
-
-
 class CompareAndSet:
     """The latest state of a run that this process knows, and its updates.
 
-    Updates that arrive while another one is in flight are sent together, as one message.
+    Updates of this process are made one after the other: concurrent writes were combined by the store.
 
     `latest` is the latest known message, None while nothing is known.
     """
@@ -148,7 +138,6 @@ class CompareAndSet:
         self._on_latest = on_latest
         self._on_data_lost = on_data_lost
         self._recover = recover
-        self._pending: list[_PendingUpdate[Any]] = []
         self._lock = asyncio.Lock()
         self._in_flight: tuple[bytes, RunState] | None = None
 
@@ -214,54 +203,33 @@ class CompareAndSet:
         return latest.state.snapshot(latest.run_id.decode())
 
     async def update(self, apply: Callable[[RunState], T], secs: float) -> T:
-        """Apply an update to the state, together with other pending ones, and return what `apply` returned.
+        """Apply an update to the state, and return what `apply` returned.
 
         `apply` is called again when another process was faster; the server has `secs` seconds for each answer.
         """
-        update = _PendingUpdate(apply)
-        self._pending.append(update)
-        try:
-            async with self._lock:
-                if not update.result:
-                    try:
-                        await self._commit(self._pending, secs)
-                    except StoreRefusedError:
-                        if self._pending == [update]:
-                            raise
-                        await self._commit([update], secs)  # one of the others may be what is refused
-        finally:
-            if not update.result:
-                self._pending.remove(update)
-        return update.result[0]
-
-    async def _commit(self, pending: list[_PendingUpdate[Any]], secs: float) -> None:
-        """Apply the updates that are in `pending` at the time of an attempt, all together."""
-        lost_races = 0
-        while True:
-            latest = self.latest or await self.refresh(secs)
-            try:
-                state, run_id, backup = latest.state.copy(), latest.run_id, self._backup if self.data_lost else None
-                known = None if backup is None else backup.state
-            except ForeignMessageError as error:
-                logger.warning("ignored what others have published as the server's: %s", error)
-                self.latest = self._backup = None
-                continue
-            if backup is not None and known is not None:
-                if backup.run_id == run_id:  # only the latest messages are lost: with another id the others notice it, too
-                    state.mark_older()
-                    run_id = b""
-                self._recover(state, known)
-            updates = tuple(pending)
-            results = [update.apply(state) for update in updates]
-            if await self._compare_and_set(latest, run_id or secrets.token_hex(4).encode(), state, secs):
-                self._backup = None
-                break
-            lost_races += 1
-            if lost_races >= _IMMEDIATE_ATTEMPTS:
-                await sleep(_BACKOFF.pause_secs(lost_races - _IMMEDIATE_ATTEMPTS + 1), self._clock)
-        for update, result in zip(updates, results, strict=True):
-            update.result.append(result)
-        self._pending = [update for update in self._pending if not update.result]
+        async with self._lock:
+            lost_races = 0
+            while True:
+                latest = self.latest or await self.refresh(secs)
+                try:
+                    state, run_id, backup = latest.state.copy(), latest.run_id, self._backup if self.data_lost else None
+                    known = None if backup is None else backup.state
+                except ForeignMessageError as error:
+                    logger.warning("ignored what others have published as the server's: %s", error)
+                    self.latest = self._backup = None
+                    continue
+                if backup is not None and known is not None:
+                    if backup.run_id == run_id:  # only the latest messages are lost: with another id the others notice it, too
+                        state.mark_older()
+                        run_id = b""
+                    self._recover(state, known)
+                result = apply(state)
+                if await self._compare_and_set(latest, run_id or secrets.token_hex(4).encode(), state, secs):
+                    self._backup = None
+                    return result
+                lost_races += 1
+                if lost_races >= _IMMEDIATE_ATTEMPTS:
+                    await sleep(_BACKOFF.pause_secs(lost_races - _IMMEDIATE_ATTEMPTS + 1), self._clock)
 
     async def _compare_and_set(self, latest: LatestMessage, run_id: bytes, state: RunState, secs: float) -> bool:
         """Publish the state if `latest` is still the latest message; return whether it was."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import secrets
 from collections.abc import Iterable
@@ -244,8 +243,6 @@ class StepActor:
         """By process, each with the future that answers it."""
         self._state = RunState()
         self._counter = GCounter()
-        self._lowest_threshold: float = math.inf
-        """Of all polls."""
         self._calls = 0
 
     # Remote calls.
@@ -272,7 +269,6 @@ class StepActor:
         if incarnation != self.incarnation:
             return b""
         state, request = self._state, unpack_request(kind, fields)
-        position, revision = state.position, state.revision
         if isinstance(request, (Write, Leave, Fail)):
             previous = state.answers.get(request.writer)
             answer = state.apply(request)
@@ -280,8 +276,7 @@ class StepActor:
                 self._counter.add(request.writer, request.seq, state.position)
         else:
             answer = state.apply(request)
-        if state.revision != revision or state.position.epoch != position.epoch or state.position.step >= self._lowest_threshold:
-            self._answer_satisfied()
+        if self._answer_satisfied():
             await asyncio.sleep(0)  # the waiters are answered before the writer
         return pack_message(*self._reply("answer", answer, since))
 
@@ -339,8 +334,6 @@ class StepActor:
             wake(earlier[1])
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.polls[poll.process] = poll, waiter
-        if poll.threshold is not None:
-            self._lowest_threshold = min(self._lowest_threshold, poll.threshold)
         return waiter
 
     def _satisfies(self, poll: LongPoll) -> bool:
@@ -348,14 +341,9 @@ class StepActor:
         epoch, step = state.position
         return epoch != poll.epoch or state.revision != poll.revision or (poll.threshold is not None and step >= poll.threshold)
 
-    def _answer_satisfied(self) -> None:
-        """Answer the polls that are satisfied now."""
-        lowest = math.inf
-        for poll, waiter in self.polls.values():
-            if waiter.done():
-                continue
-            if self._satisfies(poll):
-                wake(waiter)
-            elif poll.threshold is not None:
-                lowest = min(lowest, poll.threshold)
-        self._lowest_threshold = lowest
+    def _answer_satisfied(self) -> bool:
+        """Answer the polls that are satisfied now; return whether there was one. There is one poll of each process."""
+        satisfied = [waiter for poll, waiter in self.polls.values() if not waiter.done() and self._satisfies(poll)]
+        for waiter in satisfied:
+            wake(waiter)
+        return bool(satisfied)
