@@ -10,13 +10,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from aiohooks._aio.fork import call_after_fork, hold_during_fork
 from aiohooks._aio.opening import wait_for_others
 from aiohooks.errors import StoreUnavailableError, UnsupportedSystemError
 
-if TYPE_CHECKING or sys.platform != "win32":  # which has none: `check_system` refuses it
+if sys.platform != "win32":  # which has none: `check_system` refuses it
     import fcntl
 
 T = TypeVar("T")
