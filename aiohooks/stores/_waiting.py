@@ -23,7 +23,15 @@ from aiohooks.errors import (
     copy_error,
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
-from aiohooks.stores.publishers import Publisher, PublisherExit, Publishers, publisher_summary, publishers_held_up, shortened
+from aiohooks.stores.publishers import (
+    OwnWaits,
+    Publisher,
+    PublisherExit,
+    Publishers,
+    publisher_summary,
+    publishers_held_up,
+    shortened,
+)
 
 T = TypeVar("T")
 
@@ -383,8 +391,8 @@ class WaitRegistry:
             publishers.last_exit = last_exit
         self._check_reachable()
 
-    def join(self, publisher: Publisher) -> None:
-        self.publishers.join(publisher)
+    def join(self, publisher: Publisher, waits: OwnWaits) -> None:
+        self.publishers.join(publisher, waits)
         self._failure = None
 
     def leave(self, publisher: Publisher, exc: BaseException | None) -> None:
@@ -505,17 +513,17 @@ class WaitRegistry:
 
     # Publishers that wait themselves.
 
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
-        publishers = list[Publisher]()
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> dict[Publisher, OwnWaits]:
+        """Note the wait as one of the publishers that it holds up; return those that are registered here."""
+        parked: dict[Publisher, OwnWaits] = {}
         for publisher, run in publishers_held_up().items():
-            if publisher in self.publishers:
-                self.publishers.park(publisher, wait, step, run)
+            if (waits := self.publishers.park(publisher, wait, step, run)) is not None:
+                parked[publisher] = waits
                 self._on_publisher_changed(publisher)
-                publishers.append(publisher)
-        return publishers
+        return parked
 
-    def _unpark_publishers(self, publishers: list[Publisher], wait: asyncio.Future[Any]) -> None:
-        for publisher in publishers:
-            if self.publishers.unpark(publisher, wait):
+    def _unpark_publishers(self, parked: dict[Publisher, OwnWaits], wait: asyncio.Future[Any]) -> None:
+        for publisher, waits in parked.items():
+            if self.publishers.unpark(publisher, waits, wait):
                 self._warned_at = None
             self._on_publisher_changed(publisher)

@@ -16,7 +16,7 @@ from aiohooks._diagnostics import Waiting
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
 from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, checked_step, checked_timeout
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
-from aiohooks.stores.publishers import Publisher, Publishers, publisher_summary
+from aiohooks.stores.publishers import OwnWaits, Publisher, Publishers, publisher_summary
 
 _ON_RESET = ("keep", "raise")
 _THREADS = "; from other threads use advance_threadsafe()"
@@ -363,8 +363,9 @@ class StepStore(Waiting):
         """Register a publisher, which may advance the store until it is closed; it counts from now on."""
         name = _checked_name(name, "publisher ")
         self._enter()
-        publisher = Publisher(name, self._leave, self._waits.publishers.on_held_up, self._on_publisher_changed)
-        self._waits.join(publisher)
+        waits = OwnWaits()
+        publisher = Publisher(name, waits, self._leave, self._waits.publishers.on_held_up, self._on_publisher_changed)
+        self._waits.join(publisher, waits)
         return publisher
 
     def _leave(self, publisher: Publisher, exc: BaseException | None) -> None:

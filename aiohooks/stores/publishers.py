@@ -12,6 +12,18 @@ from aiohooks.errors import is_clean_end
 from aiohooks.stores._protocol import Member
 
 
+class OwnWaits:
+    """What a publisher waits for itself; its store keeps them."""
+
+    __slots__ = ("held_up", "parked")
+
+    def __init__(self) -> None:
+        self.parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
+        """The step of each wait and the run in which it began; a resolved one stays until its task has run."""
+        self.held_up: int = 0
+        """The number of waits of its session between the session's runs, on whatever it is that they wait."""
+
+
 class Publisher:
     """A party that may advance a store, from its registration (`store.publisher(name)`) until it is closed.
 
@@ -20,11 +32,12 @@ class Publisher:
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_held_up", "_leave", "_on_changed", "_on_held_up", "_parked", "closed", "name", "trace")
+    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "closed", "name", "trace")
 
     def __init__(
         self,
         name: str,
+        waits: OwnWaits,
         leave: Callable[[Publisher, BaseException | None], None],
         on_held_up: Callable[[], None],
         on_changed: Callable[[Publisher], None],
@@ -35,9 +48,7 @@ class Publisher:
         """Whether it has left."""
         self.trace: str = ""
         """The span of its last run, as a W3C `traceparent`; empty if it has none."""
-        # Its waits: the step of each and the run in which it began; a resolved one stays until its task has run.
-        self._parked: dict[asyncio.Future[Any], tuple[int, RunScope]] = {}
-        self._held_up = 0
+        self._waits = waits
         self._leave = leave
         self._on_held_up = on_held_up
         self._on_changed = on_changed
@@ -53,22 +64,22 @@ class Publisher:
 
     def hold_up(self) -> None:
         """Note that its session begins no run, whatever it waits for, until `let_go` was called as often."""
-        self._held_up += 1
+        self._waits.held_up += 1
         self._on_held_up()
 
     def let_go(self) -> None:
         """Undo a `hold_up`."""
-        self._held_up -= 1
+        self._waits.held_up -= 1
 
     @property
     def waiting(self) -> int:
         """The number of its waits that are parked and hold up the run in which they began."""
-        return sum(not wait.done() and run.active for wait, (_, run) in self._parked.items())
+        return sum(not wait.done() and run.active for wait, (_, run) in self._waits.parked.items())
 
     @property
     def waits_for(self) -> int:
         """The highest step that holds up its run; 0 while nothing does."""
-        waits = self._parked.items()
+        waits = self._waits.parked.items()
         return max((step for wait, (step, run) in waits if not wait.done() and run.active), default=0)
 
     def close(self, exc: BaseException | None = None) -> None:
@@ -140,7 +151,7 @@ class Publishers:
     __slots__ = ("_parked", "_registered", "last_exit", "left_here", "others", "watcher")
 
     def __init__(self) -> None:
-        self._registered: dict[Publisher, None] = {}
+        self._registered: dict[Publisher, OwnWaits] = {}
         self._parked = 0  # how many have parked waits, resolved or not: an upper bound of how many are waiting
         self.last_exit: PublisherExit | None = None
         self.left_here: int = 0
@@ -149,9 +160,6 @@ class Publishers:
         """The publishers in other processes."""
         self.watcher: PublisherWatcher | None = None
         """What depends on the publishers."""
-
-    def __contains__(self, publisher: object) -> bool:
-        return publisher in self._registered
 
     @property
     def here(self) -> tuple[Publisher, ...]:
@@ -170,28 +178,30 @@ class Publishers:
         spans.pop("", None)
         return spans
 
-    def join(self, publisher: Publisher) -> None:
-        """Register a publisher."""
-        self._registered[publisher] = None
+    def join(self, publisher: Publisher, waits: OwnWaits) -> None:
+        """Register a publisher with its waits."""
+        self._registered[publisher] = waits
 
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
         """Remove a publisher, and keep how it left."""
-        del self._registered[publisher]
+        self._parked -= bool(self._registered.pop(publisher).parked)
         self.left_here += 1
-        self._parked -= bool(publisher._parked)
         self.last_exit = PublisherExit(publisher.name, step, None if exc is None or is_clean_end(exc) else exc)
 
-    def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope) -> None:
-        """Note that a registered publisher waits for a step, in this run."""
-        self._parked += not publisher._parked
-        publisher._parked[wait] = step, run
+    def park(self, publisher: Publisher, wait: asyncio.Future[Any], step: int, run: RunScope) -> OwnWaits | None:
+        """Note that a publisher waits for a step, in this run, and return its waits; None if it is not registered."""
+        waits = self._registered.get(publisher)
+        if waits is not None:
+            self._parked += not waits.parked
+            waits.parked[wait] = step, run
+        return waits
 
-    def unpark(self, publisher: Publisher, wait: asyncio.Future[Any]) -> bool:
+    def unpark(self, publisher: Publisher, waits: OwnWaits, wait: asyncio.Future[Any]) -> bool:
         """Drop a wait, also of a publisher that has left meanwhile; return whether it was the last one of the publisher."""
-        del publisher._parked[wait]
-        if not publisher._parked and publisher in self._registered:
+        del waits.parked[wait]
+        if not waits.parked and publisher in self._registered:
             self._parked -= 1
-        return not publisher._parked
+        return not waits.parked
 
     def on_held_up(self) -> None:
         """Notify the watcher that a publisher begins to wait between its runs."""
@@ -201,7 +211,7 @@ class Publishers:
     @property
     def all_held_up(self) -> bool:
         """Whether each publisher waits for something between its runs; False if there is none, or one in another process."""
-        return bool(self._registered) and not self.others and all(publisher._held_up for publisher in self._registered)
+        return bool(self._registered) and not self.others and all(waits.held_up for waits in self._registered.values())
 
     def all_waiting(self, step: int) -> bool:
         """Whether no publisher could advance now: there is none, or each one is itself waiting beyond `step`."""

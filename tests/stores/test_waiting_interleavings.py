@@ -10,6 +10,7 @@ import pytest
 
 from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
+from aiohooks.stores.publishers import OwnWaits
 from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Actor, Crowd, StoreScenario, TwoWaitersTwoWriters
 from tests.support.interleavings import Violation, explore, replay
 
@@ -113,8 +114,8 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _IgnoresPublishers(WaitRegistry):
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
-        return []
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> dict[Publisher, OwnWaits]:
+        return {}
 
 
 class OverlooksWaitingPublishers(MemoryStepStore):

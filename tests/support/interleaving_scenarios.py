@@ -143,7 +143,7 @@ class StoreScenario:
         assert (statistics.waiting, statistics.watching, statistics.thresholds) == (0, 0, 0), f"left: {statistics}"
         assert self.clock.pending == 0, "a timer is left"
         for publisher in self.publishers.values():
-            assert not publisher._parked, f"a wait of {publisher} is left"
+            assert not publisher._waits.parked, f"a wait of {publisher} is left"
         for name, task in tasks.items():
             if name in self.wanted and not task.cancelled() and (error := task.exception()) is not None:
                 assert isinstance(error, TYPED), f"{name} ended with {error!r}"

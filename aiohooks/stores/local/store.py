@@ -104,8 +104,7 @@ class LocalEngine(Engine):
     # Opening and closing.
 
     async def connect(self) -> Snapshot:
-        snapshot = None
-        while snapshot is None:  # it was deleted meanwhile
+        while True:
             await self.disconnect()
             self._files = files = self._new_files()
             try:
@@ -116,9 +115,10 @@ class LocalEngine(Engine):
                 snapshot = await self._lock.run(files.register)
             except OSError as error:
                 raise self._explain(error) from error
-        get_running_loop().add_reader(inotify.fd, self._on_inotify)
-        self._registered = True
-        return snapshot
+            if snapshot is not None:  # otherwise it was deleted meanwhile
+                get_running_loop().add_reader(inotify.fd, self._on_inotify)
+                self._registered = True
+                return snapshot
 
     def _new_files(self) -> RunFiles:
         return RunFiles(self._base, self.link.run, self.link.process)
