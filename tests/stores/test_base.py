@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anyio import to_thread
 
-from aiohooks.errors import InvalidArgumentError, StepResetError, StepTimeoutError, StoreClosedError
+from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, StepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.leaks import no_leaks
@@ -85,25 +85,6 @@ async def test_reached_steps_never_suspend() -> None:
     assert result_without_suspending(store.wait_for(3, timeout=0, on_reset="raise")) == 10
     assert store.statistics().immediate == 6
     assert result_without_suspending(MemoryStepStore().wait_for(0)) == 0
-
-
-async def test_one_advance_wakes_all_it_passes() -> None:
-    """Several thresholds, one of them twice, passed by one advance: all are woken in order, later ones are not."""
-    store = MemoryStepStore()
-    woken: list[str] = []
-
-    async def wait(name: str, step: int) -> None:
-        assert await store.wait_for(step) == 7
-        woken.append(name)
-
-    tasks = [await parked(wait(*it)) for it in [("a", 7), ("b", 3), ("c", 8), ("d", 3), ("e", 5)]]
-    assert (store.statistics().wanted, store.statistics().thresholds) == (3, 4)
-    await store.advance(7)
-    await ticks(3)
-    assert woken == ["b", "d", "e", "a"]
-    assert (store.statistics().waiting, store.statistics().wanted) == (1, 8)
-    tasks[2].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_wait_returns_the_step_that_woke_it() -> None:
@@ -225,18 +206,3 @@ async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
 
 
 # --- resets
-
-
-async def test_reset_raises_where_asked() -> None:
-    """`on_reset="raise"` ends the wait with the positions before and after; the others stay."""
-    async with no_leaks():
-        store = MemoryStepStore(8, run="digits")
-        raising, keep = await parked(store.wait_for(10, on_reset="raise")), await parked(store.wait_for(10))
-        await store.reset(2)
-        await store.reset(3)
-        with pytest.raises(StepResetError, match="digits was reset from step 8 to step 2") as error:
-            await raising
-        assert (error.value.old, error.value.new) == (Position(1, 8), Position(2, 2))
-        assert store.statistics().waiting == 1
-        await store.raise_to(10)
-        assert await keep == 10

@@ -38,22 +38,6 @@ async def enter(block: AbstractAsyncContextManager[object]) -> None:
 # --- changes
 
 
-async def test_changes_begin_with_the_current_position_and_skip() -> None:
-    """The first item is the current position; then only the newest, immediately if it has changed already."""
-    store = MemoryStepStore(3)
-    changes = store.changes()
-    assert result_without_suspending(anext(changes)) == Position(1, 3)
-    await store.advance()
-    await store.advance()
-    assert result_without_suspending(anext(changes)) == Position(1, 5)
-    task = await parked(anext(changes))
-    assert store.statistics().watching == 1
-    await store.advance()
-    await store.reset(1)
-    assert await task == Position(2, 1)
-    assert store.statistics().watching == 0
-
-
 async def test_iterations_of_changes_are_independent() -> None:
     """Several iterations, also of one iterator by two tasks, see the newest position; a cancelled one loses nothing."""
     store = MemoryStepStore()
@@ -232,28 +216,6 @@ async def test_progress_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture
         assert clock.pending == 0
         clock.advance(300)
         assert len(caplog.messages) == 4
-
-
-async def test_progress_is_not_logged_early(caplog: pytest.LogCaptureFixture) -> None:
-    """The minute begins anew when a waiter gets its step and waits for the next one."""
-    caplog.set_level(logging.INFO, "aiohooks.stores")
-    with ManualClock() as clock:
-        store = MemoryStepStore()
-
-        async def follow() -> None:
-            for step in (1, 2):
-                await store.wait_for(step)
-
-        following = await parked(follow())
-        clock.advance(0.5)
-        await store.advance()
-        await ticks()
-        clock.advance(59.5)
-        assert not caplog.messages
-        clock.advance(0.5)
-        assert len(caplog.messages) == 1
-        await store.advance()
-        await following
 
 
 async def test_a_wait_that_is_over_is_not_in_the_statistics() -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,45 +51,47 @@ async def test_files_are_private(tmp_path: Path) -> None:
     assert [path for path in made if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
-async def test_a_default_directory_that_is_open_to_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another user may have made it, as its parent is open to all."""
+def link(path: Path) -> None:
+    """Put a link in the place of a directory."""
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "problem"),
+    [
+        ("aiohooks", lambda path: path.chmod(0o770), r"is open to other users \(mode 770\)"),
+        ("aiohooks/default", lambda path: path.chmod(0o777), "is open to other users"),
+        ("aiohooks/default/alive", lambda path: path.chmod(0o777), "is open to other users"),
+        ("aiohooks/default", link, "default is not a directory"),
+        ("aiohooks/default", lambda path: os.chown(path, 12345, 12345), "default belongs to user 12345"),
+        ("aiohooks", lambda path: os.chown(path, 12345, 12345), "aiohooks belongs to user 12345"),
+    ],
+    ids=["open base", "open run", "open folder", "a link", "run of another user", "base of another user"],
+)
+async def test_a_directory_that_is_not_private_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, change: Callable[[Path], None], problem: str
+) -> None:
+    """The default directory, whose parent is open to all, a run in it and what is in that: another user may have made it."""
+    if "belongs" in problem and os.geteuid() != 0:
+        pytest.skip("only root gives files away")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "aiohooks").mkdir()
-    (tmp_path / "aiohooks").chmod(0o770)
-    with pytest.raises(ah.errors.InvalidArgumentError, match=r"is open to other users \(mode 770\)"):
+    async with LocalStepStore() as store:
+        await store.advance()
+    change(tmp_path / place)
+    with pytest.raises(ah.errors.InvalidArgumentError, match=problem):
         await LocalStepStore().value()
 
 
-@pytest.mark.parametrize("name", ["", "alive"])
-async def test_a_run_that_others_may_write_to_is_refused(tmp_path: Path, name: str) -> None:
-    """Neither its directory nor the directories in it may be open to others."""
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+async def test_a_given_directory_may_be_roots(tmp_path: Path) -> None:
+    """The parent of a run that is given may be open to others, and belong to the user or to root; not to anyone else."""
+    os.chmod(tmp_path, 0o777)  # noqa: PTH101
     async with LocalStepStore(tmp_path) as store:
         await store.advance()
-    (store.directory / name).chmod(0o777)
-    with pytest.raises(ah.errors.InvalidArgumentError, match="is open to other users"):
+    os.chown(tmp_path, 12345, 12345)
+    with pytest.raises(ah.errors.InvalidArgumentError, match="belongs to user 12345"):
         await LocalStepStore(tmp_path).value()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-async def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
-    """The directory of a run must belong to the user, and its parent to the user or to root."""
-    async with LocalStepStore(tmp_path / "runs") as store:
-        await store.advance()
-    os.chown(store.directory, 12345, 12345)
-    with pytest.raises(ah.errors.InvalidArgumentError, match="default belongs to user 12345"):
-        await LocalStepStore(tmp_path / "runs").value()
-    os.chown(tmp_path / "runs", 12345, 12345)
-    with pytest.raises(ah.errors.InvalidArgumentError, match="runs belongs to user 12345"):
-        await LocalStepStore(tmp_path / "runs").value()
-
-
-async def test_a_link_in_place_of_a_run_is_refused(tmp_path: Path) -> None:
-    """A symbolic link in the place of a run is not followed."""
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "default").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ah.errors.InvalidArgumentError, match="default is not a directory"):
-        await LocalStepStore(tmp_path).value()
-    assert not any((tmp_path / "elsewhere").iterdir())
 
 
 async def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:

@@ -76,38 +76,37 @@ async def test_a_block_closes_with_its_error() -> None:
 # --- no publisher is left
 
 
-async def test_finished_publisher_ends_waits_cleanly() -> None:
-    """When the only publisher has finished, current and later waits end with a clean end that names it and its step."""
+@pytest.mark.parametrize(
+    ("cause", "kind", "how"),
+    [
+        (None, PublisherFinishedError, "finished"),
+        (ValueError("broken"), PublisherFailedError, "failed"),
+        (asyncio.CancelledError(), PublisherFailedError, "failed"),
+    ],
+    ids=["finished", "failed", "cancelled"],
+)
+async def test_the_last_publisher_ends_all_waits(cause: BaseException | None, kind: type[Exception], how: str) -> None:
+    """When no publisher is left, waits end, each with an error of its own that names the last one, and later ones immediately."""
     store = MemoryStepStore(1000)
     chief = store.publisher("chief")
+    changes = store.changes()
+    await anext(changes)
     tasks = [await parked(store.wait_for(step)) for step in (1386, 2000)]
-    changes = store.changes()
-    await anext(changes)
     watching = await parked(anext(changes, None))
-    chief.close()
-    ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(end) for end in ends] == ["chief finished at step 1000, wanted 1386", "chief finished at step 1000, wanted 2000"]
-    assert all(type(end) is PublisherFinishedError and isinstance(end, StopRequestedError) for end in ends)
-    assert await watching is None
-    assert [position.step async for position in store.changes()] == [1000]
-    with pytest.raises(PublisherFinishedError, match="chief finished at step 1000, wanted 1001"):
-        result_without_suspending(store.wait_for(1001))
-    assert result_without_suspending(store.wait_for(1000)) == 1000
-
-
-@pytest.mark.parametrize("cause", [ValueError("broken"), asyncio.CancelledError()])
-async def test_failed_publisher_ends_waits_with_its_error(cause: BaseException) -> None:
-    """When the last publisher failed, each wait gets an error of its own, caused by the publisher's."""
-    store = MemoryStepStore(3)
-    chief = store.publisher("chief")
-    changes = store.changes()
-    await anext(changes)
-    tasks = [await parked(store.wait_for(4)), await parked(store.wait_for(4)), await parked(anext(changes))]
     chief.close(cause)
     ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(end) for end in ends] == ["chief failed at step 3, wanted 4"] * 2 + ["chief failed at step 3"]
-    assert all(type(end) is PublisherFailedError and end.__cause__ is cause for end in ends)
-    assert ends[0] is not ends[1]
+    assert [str(end) for end in ends] == [f"chief {how} at step 1000, wanted {step}" for step in (1386, 2000)]
+    assert all(type(end) is kind and end.__cause__ is cause for end in ends)
+    assert all(isinstance(end, StopRequestedError) == (cause is None) for end in ends)
+    if cause is None:
+        assert await watching is None
+        assert [position.step async for position in store.changes()] == [1000]
+    else:
+        with pytest.raises(kind, match=r"chief failed at step 1000$"):
+            await watching
+    with pytest.raises(kind, match=f"chief {how} at step 1000, wanted 1001"):
+        result_without_suspending(store.wait_for(1001))
+    assert result_without_suspending(store.wait_for(1000)) == 1000
 
 
 async def test_a_step_that_was_reached_wins() -> None:
@@ -208,21 +207,6 @@ async def test_a_wait_holds_up_all_runs_that_it_is_in() -> None:
     chief.close()
     with pytest.raises(PublisherFinishedError, match="chief finished at step 0, wanted 1"):
         await waiting
-
-
-async def test_publishers_of_other_stores_do_not_count() -> None:
-    """A wait counts for a publisher only in the publisher's own store."""
-    store, other = MemoryStepStore(), MemoryStepStore()
-    chief, worker = store.publisher("chief"), store.publisher("worker")
-    task = await parked(run_as(worker, lambda: other.wait_for(1)))
-    assert worker.waiting == 0
-    waiting = await parked(store.wait_for(1))
-    chief.close()
-    await ticks(3)
-    assert not waiting.done()
-    await other.advance()
-    await store.advance()
-    assert await asyncio.gather(task, waiting) == [1, 1]
 
 
 async def test_a_warning_when_all_wait_and_none_has_left(caplog: pytest.LogCaptureFixture) -> None:
