@@ -86,7 +86,7 @@ async def test_a_directory_that_is_not_private_is_refused(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 async def test_a_given_directory_may_be_roots(tmp_path: Path) -> None:
     """The parent of a run that is given may be open to others, and belong to the user or to root; not to anyone else."""
-    os.chmod(tmp_path, 0o777)  # noqa: PTH101
+    os.chmod(tmp_path, 0o777)
     async with LocalStepStore(tmp_path) as store:
         await store.advance()
     os.chown(tmp_path, 12345, 12345)
