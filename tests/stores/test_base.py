@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from anyio import to_thread
 
-from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError
+from aiohooks.errors import InvalidArgumentError, StepResetError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, StepStore
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.leaks import no_leaks
@@ -206,3 +206,16 @@ async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
 
 
 # --- resets
+
+
+async def test_reset_raises_where_asked() -> None:
+    """`on_reset="raise"` ends the wait with the positions before and after the first reset; the others stay."""
+    store = MemoryStepStore(8, run="digits")
+    raising, keep = await parked(store.wait_for(10, on_reset="raise")), await parked(store.wait_for(10))
+    await store.reset(2)
+    await store.reset(3)
+    with pytest.raises(StepResetError, match="digits was reset from step 8 to step 2") as error:
+        await raising
+    assert (error.value.old, error.value.new) == (Position(1, 8), Position(2, 2))
+    await store.raise_to(10)
+    assert await keep == 10
