@@ -102,6 +102,28 @@ async def test_a_publisher_whose_loop_was_blocked(
         await asyncio.gather(wait, return_exceptions=True)
 
 
+async def test_a_dead_publisher_is_found_while_another_one_is_fast(clock: ManualClock, engine: FakeEngine) -> None:
+    """A waiter for one step after the other finds it, too: else its death would be what ended the run, long after."""
+    dead = FakeStepStore(DyingConnection(engine))
+    async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
+        dead.publisher("dead")
+        with a.publisher("trainer"):
+            await dead.flush()
+            await kill(dead)
+            for step in range(1, 41):
+                wait = await parked(b.wait_for(step))
+                await ticks(40)
+                await pass_time(clock, 0.5)
+                await a.advance()
+                assert await wait == step
+            assert b.statistics().publishers == ("trainer",)
+            wait = asyncio.ensure_future(b.wait_for(99))
+            await ticks(40)
+        with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished at step 40"):
+            await wait
+    await close_dead(dead, clock)
+
+
 async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engine: FakeEngine) -> None:
     """With `on_lost="keep"` waiters stay when a publisher is found dead, and are woken by its successor."""
     dead = FakeStepStore(DyingConnection(engine))
