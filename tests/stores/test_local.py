@@ -256,6 +256,32 @@ async def test_an_advance_without_due_waiters_wakes_no_process(tmp_path: Path) -
         assert await wait == 10
 
 
+async def test_a_process_that_comes_later_removes_no_one(tmp_path: Path) -> None:
+    """Who opens the run looks which processes are alive: their publishers and their chief stay."""
+    async with LocalStepStore(tmp_path) as store, store.lead():
+        with store.publisher("trainer"):
+            await store.flush()
+            async with LocalStepStore(tmp_path) as late:
+                assert late.statistics().publishers == ("trainer",)
+                found = await late.inspect()
+                assert found is not None
+                assert found.chief == found.publishers[0].process
+
+
+async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
+    """However many have the run open, each is woken at its step; those that have left leave no slot."""
+    async with contextlib.AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(LocalStepStore(tmp_path)) for _ in range(20)]
+        waits = [await parked(store.wait_for(number)) for number, store in enumerate(stores, 1)]
+        for _ in stores:
+            await stores[0].advance()
+        assert [await wait >= number for number, wait in enumerate(waits, 1)] == [True] * 20
+        found = await stores[0].inspect()
+        assert found is not None
+        assert found.waiting == ()
+    assert (tmp_path / "default" / "position").stat().st_size == 128
+
+
 async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
     """Nothing is polled or renewed: steps and the end of a publisher are notified although the clock does not move."""
     with ManualClock():

@@ -12,6 +12,7 @@ from aiohooks.stores import Position
 from aiohooks.stores._protocol import Snapshot, Write
 from aiohooks.stores.ray import RayStepStore
 from aiohooks.stores.ray._actor import GCounter, LongPoll, StepActor, pack_message, request_kind, unpack_message, unpack_snapshot
+from aiohooks.stores.ray.store import RayEngine
 from aiohooks.testing import check_step_store, step_store_checks
 from tests.support.fake_ray import FakeCluster
 
@@ -56,6 +57,9 @@ async def test_a_thousand_waiters_are_one_call() -> None:
         assert len(actor.instance.polls) == 2  # one of each process
         await b.advance(20)
         assert set(await asyncio.gather(*waits)) == {20}
+        for store in (a, b):
+            assert isinstance(store._engine, RayEngine)
+            assert len(store._engine._replies) <= 2, "a poll, and what is being asked"
     assert not actor.instance.polls
     actor.stop()
 

@@ -227,3 +227,17 @@ async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptur
             await waits
         assert "run default: could not read the publishers: default is damaged" in caplog.messages
         engine.damaged.clear()
+
+
+async def test_a_wait_learns_what_has_changed_before_it(two: Two) -> None:
+    """What was changed while nothing waited was not reported: it is read when a wait begins."""
+    async with two() as (a, b):
+        b.publisher("late")
+        await b.flush()
+        waits = asyncio.ensure_future(a.wait_for(5))
+        await ticks(20)
+        if isinstance(a, FakeStepStore):  # which reads it before a wait fails
+            await a.value()
+        assert a.statistics().publishers == ("late",)
+        waits.cancel()
+        await asyncio.wait([waits])

@@ -48,7 +48,11 @@ TESTS = {
     "checkpoint": (
         "tests/checkpoint", "tests/hooks/test_checkpoint_saver_torch.py", "tests/integration/test_checkpoint_programs.py",
     ),
-    "stores": ("tests/stores", "tests/integration/test_simulation.py", "tests/hooks/test_version_gate_sessions.py"),
+    "stores": (
+        "tests/stores", "tests/integration/test_simulation.py", "tests/integration/test_store_servers.py",
+        "tests/integration/test_redis.py", "tests/integration/test_redis_refusals.py", "tests/integration/test_nats.py",
+        "tests/integration/test_nats_security.py",
+    ),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }  # fmt: skip
 """The tests of a package that are not just those in the folder of the same name."""
