@@ -430,8 +430,7 @@ class SharedStepStore(StepStore):
             try:
                 if not connected:
                     self._on_reconnect(await self._engine.connect())
-                    connected = True
-                    since, activity = self._clock.now(), self._activity()
+                    connected, since, activity = True, self._clock.now(), self._activity()
                 await self._engine.watch()
                 raise StoreUnavailableError(f"{self!r}: the engine ended the connection")
             except StoreUnavailableError as error:
@@ -605,12 +604,10 @@ class SharedStepStore(StepStore):
         finally:
             self._writing = None
 
-    def _next_write(self, kind: WriteKind, amount: int) -> Write:
-        self._seq += 1
-        return Write(kind, amount, self._waits.latest, self._term, self._process, self._seq)
-
     async def _write_batch(self, batch: list[_PendingWrite]) -> None:
-        write = self._next_write(batch[0].kind, sum(one.amount for one in batch))
+        self._seq += 1
+        amount = sum(one.amount for one in batch)
+        write = Write(batch[0].kind, amount, self._waits.latest, self._term, self._process, self._seq)
         try:
             epoch, step = self._written(write, await self._retry(functools.partial(self._engine.request, write), batch))
         except asyncio.CancelledError:  # the store is closed

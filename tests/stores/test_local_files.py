@@ -126,6 +126,8 @@ async def test_a_full_disk_may_have_room_again(tmp_path: Path, monkeypatch: pyte
 async def test_a_remote_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes there are not notified: the error names the file system, and what to use instead."""
     assert remote_file_system(tmp_path) is None
+    with pytest.raises(FileNotFoundError):
+        remote_file_system(tmp_path / "missing")
 
     class Everything(dict[int, str]):
         def get(self, key: int, default: object = None) -> str:

@@ -30,7 +30,7 @@ from tests.support.source import ROOT
 MODULES = (
     "aiohooks/dispatch/", "aiohooks/_aio/", "aiohooks/session/", "aiohooks/graph/", "aiohooks/checkpoint/",
     "aiohooks/version_gate/", "aiohooks/stores/_run_state.py", "aiohooks/stores/_membership.py", "aiohooks/stores/_waiting.py",
-    "aiohooks/stores/memory.py", "aiohooks/stores/shared.py",
+    "aiohooks/stores/memory.py", "aiohooks/stores/shared.py", "aiohooks/stores/local/",
 )  # fmt: skip
 TESTS = {
     "graph": (

@@ -8,6 +8,7 @@ _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImple
 _TRUNCATE = "fs.ftruncate(fd, {})"
 _LOGGED = " # when the last line was logged, or the waiting began"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
+_LATER = "if {} else notified"
 _COMPARED = "the numbers are only compared with each other"
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
 _RANGE = "if start % kind.itemsize or start + {} > len(data):"
@@ -41,6 +42,16 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_TRUNCATE.format(0)}  =>  {_TRUNCATE.format(1)}",
     ): "the byte that is left is written over",
     ("aiohooks/checkpoint/cli.py", "_readable_size", "break  =>  continue"): "the other units are not reached either",
+    (
+        "aiohooks/stores/local/_files.py",
+        "RunFiles.read",
+        f"return position {_LATER.format('position > notified')}  =>  return position {_LATER.format('(position >= notified)')}",
+    ): "equal records are the same",
+    (
+        "aiohooks/stores/local/_files.py",
+        "RunFiles._read_with_slots",
+        "self._read_size *= 2 # there may be more  =>  self._read_size *= 3 # there may be more",
+    ): "any larger size will do",
     ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
     ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
     ("aiohooks/stores/shared.py", "SharedStepStore.__init__", "self._seq = 0  =>  self._seq = 1"): _COMPARED,
