@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from aiohooks.errors import StoreClosedError, StoreUnavailableError
+import aiohooks as ah
+from aiohooks.errors import StopRequestedError, StoreClosedError, StoreUnavailableError
 from aiohooks.stores import Position, SharedStepStore, open_step_store
 from aiohooks.stores.nats import NatsStepStore
 from aiohooks.stores.redis import RedisStepStore
@@ -21,7 +22,7 @@ from tests.support.nats_servers import request_api
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
-from tests.support.waiting import parked_waits, until_true
+from tests.support.waiting import parked_waits, ticks, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -238,6 +239,23 @@ async def test_closing_while_the_server_does_not_answer(own_server: Server) -> N
         with pytest.raises(StoreClosedError):
             await call
     own_server.kill()
+
+
+@pytest.mark.parametrize("away", [Server.kill, Server.pause])
+@pytest.mark.parametrize("creator", [ah.WorkerSessionCreator, ah.ChiefSessionCreator])
+async def test_a_stop_ends_the_opening_of_a_session(own_server: Server, away: Callable[[Server], None], creator: Any) -> None:
+    """A session that waits for its chief, or for the lead, while the server is away, does not wait for the server to stop."""
+    async with store_of(own_server) as other, store_of(own_server) as store, other.lead():
+        session = ah.AsyncSingularMonitoredSession(creator(ah.Graph(), global_step=store))
+        opening = asyncio.ensure_future(session.__aenter__())
+        await store.value()
+        await ticks(20)
+        away(own_server)
+        session.request_stop("it takes too long")
+        with pytest.raises(StopRequestedError):
+            await opening
+        await asyncio.to_thread(own_server.resume if away is Server.pause else own_server.start)
+    await asyncio.to_thread(own_server.kill)
 
 
 @pytest.mark.slow

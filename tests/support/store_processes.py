@@ -32,11 +32,9 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, Self
 
-import aiohooks as ah
 from aiohooks.errors import AiohooksError, StaleTermError, StepTimeoutError, WrongLoopError
 from aiohooks.stores import Position, Publisher, open_step_store
 from aiohooks.stores.local import _files, _lock, _notify
-from aiohooks.version_gate import VersionGate
 from tests.conformance.report import installed_loops, loop_factory
 from tests.support.source import ROOT
 from tests.support.step_laws import Kind, Operation
@@ -189,8 +187,6 @@ class Worker:
 
     def __init__(self) -> None:
         self.store: Any = None
-        self.gate: Any = None
-        self.session: Any = None
         self.stack = contextlib.AsyncExitStack()
         self.moving: asyncio.Task[Any] | None = None
         self.term = 0
@@ -238,9 +234,6 @@ class Worker:
 
     async def value(self) -> int:
         return (await self.call("read")).step
-
-    async def reset(self, step: int) -> int:
-        return (await self.call("reset", step)).epoch
 
     async def advance(self, times: int = 1, by: int = 1) -> int:
         for _ in range(times):
@@ -292,7 +285,7 @@ class Worker:
 
         await asyncio.gather(*(call_some() for _ in range(_CALLERS)))
 
-    # Publishers, terms, sessions, gates.
+    # Publishers and terms.
 
     async def parked(self) -> int:
         while not self.store.statistics().waiting:  # noqa: ASYNC110 - a store has no event for this
@@ -324,38 +317,6 @@ class Worker:
     async def step_down(self) -> None:
         self.term = 0
         await self.leading.aclose()
-
-    async def mark_initialised(self) -> None:
-        await self.store.mark_initialised()
-
-    async def open_session(self, chief: bool) -> int:
-        """Open a session on the store, and close it again; a worker waits for its chief, a chief for the lead."""
-        creator = (ah.ChiefSessionCreator if chief else ah.WorkerSessionCreator)(ah.Graph(), global_step=self.store)
-        self.session = ah.AsyncSingularMonitoredSession(creator)
-        async with self.session:
-            return int(self.store.latest.step)
-
-    async def stop_session(self) -> None:
-        self.session.request_stop("it takes too long")
-
-    async def open_gate(self, max_lag: int, per_version: int) -> None:
-        self.gate = VersionGate(self.store, max_lag=max_lag, per_version=per_version)
-
-    async def ship(self, times: int = 1) -> list[tuple[int, int]]:
-        """Admit items, one after the other; return the step and the version of each."""
-        shipped: list[tuple[int, int]] = []
-        for _ in range(times):
-            async with self.gate.admit() as ticket:
-                shipped.append((ticket.step, ticket.version))
-        return shipped
-
-    async def until_gate_waits(self) -> None:
-        while not self.gate.statistics().waiting:  # noqa: ASYNC110 - a gate has no event for this
-            await asyncio.sleep(0)
-
-    async def lag_of(self, epoch: int, step: int) -> int:
-        await self.store.value()
-        return int(self.gate.lag_of(Position(epoch, step)))
 
     # The process itself.
 

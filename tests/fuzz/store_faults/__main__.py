@@ -6,10 +6,10 @@ In each trial three processes work on a run of their own, and the engine fails a
 loses its data, in a third it is away for longer than a lease. Meanwhile one of the processes may be killed or stopped, or lose
 its connection, for shorter or longer than a lease. What they do is in `trials.py`. No trial has
 
-- a call or wait that is stuck, or an opening that a stop does not end while the engine is away;
+- a call or wait that is stuck;
 - a step that counts twice, or is lost though a living process had seen it; calls that are not linearizable, if no data was lost;
 - two leaders that both write: a write accepted after one of a newer term was, or a term of two processes;
-- a wrong end: a wait that ends while its trainer lives, or with another publisher's end; a living chief that is refused;
+- a wrong end: a wait that ends while its trainer lives; a living chief that is refused;
 - anything that is left in the engine.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from tests.fuzz.store_faults.engines import EngineSetup, Group
@@ -39,14 +39,8 @@ class Plan:
     """When it begins, in seconds after the engine's."""
     client_secs: float
     on_lost: Literal["raise", "keep"]
-    fails: bool
-    """Whether the last publisher fails."""
     moment: float
     """When the engine fails, in seconds after the processes have begun to work."""
-    opening: Literal["worker", "standby"] = "worker"
-    """The session that is being opened meanwhile, in the waiter's process: it waits for its chief, or for the lead."""
-    stop_at: float | None = None
-    """When that session is asked to stop, in seconds after the engine's fault has begun; None: it is opened in the end."""
 
     @classmethod
     def draw(cls, setup: EngineSetup, group: Group, rnd: random.Random) -> Plan:
@@ -56,7 +50,7 @@ class Plan:
         if setup.links() and "links" not in fault:  # otherwise healing the one link would heal part of the engine's fault
             client += LINK_FAULTS
         engine_secs = rnd.uniform(1.5, 3.5) * lease if group == "outage longer than a lease" else rnd.random() ** 2 * 0.6 * lease
-        plan = cls(
+        return cls(
             group,
             fault,
             engine_secs,
@@ -65,14 +59,8 @@ class Plan:
             rnd.uniform(-0.5 * lease, engine_secs),
             rnd.choice([rnd.uniform(0.05, 0.3), rnd.uniform(1.2, 3.0)]) * lease,
             rnd.choice(["raise", "keep"]),
-            rnd.random() < 0.5,
             0.05 + rnd.random() ** 2 * 0.2,
         )
-        stop_at = rnd.uniform(0.0, 0.3 * engine_secs)
-        opening = rnd.choice(["worker that is stopped", "worker", "standby"])
-        if opening == "standby" and not plan.may_lose_chief:  # otherwise it could get the lead that the standby is to get
-            return replace(plan, opening="standby", stop_at=stop_at)
-        return plan if opening == "worker" else replace(plan, stop_at=stop_at)
 
     @property
     def may_lose_chief(self) -> bool:
@@ -82,15 +70,13 @@ class Plan:
 
     def __str__(self) -> str:
         client = "" if self.client_fault == "none" else f"; {self.role} {self.client_fault} for {self.client_secs:.2f} s"
-        stop = "" if self.stop_at is None else f" until {self.stop_at:.2f} s"
         return (
-            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at {self.client_at:+.2f} s, {self.on_lost}; "
-            f"{self.opening} opens{stop}"
+            f"{self.group}: {self.engine_fault} for {self.engine_secs:.2f} s{client} at {self.client_at:+.2f} s, {self.on_lost}"
         )
 
 
-async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess], *, stops: bool = False) -> None:
-    """Let the engine and the process fail, and wait until both faults are over; with `stops`, ask the opening session to stop."""
+async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess]) -> None:
+    """Let the engine and the process fail, and wait until both faults are over."""
     await elapse(plan.moment)
     before = max(0.0, -plan.client_at)
 
@@ -113,11 +99,4 @@ async def strike(setup: EngineSetup, plan: Plan, workers: Sequence[WorkerProcess
             await elapse(plan.client_secs)
             link.heal()
 
-    async def stop_opening() -> None:
-        if stops and plan.stop_at is not None:
-            await elapse(before + plan.stop_at)
-            waiter = workers[ROLES.index("waiter")]
-            if waiter.alive:
-                waiter.order("stop_session")
-
-    await asyncio.gather(engine(), client(), stop_opening())
+    await asyncio.gather(engine(), client())

@@ -1,8 +1,7 @@
 """The trials: what three processes do on a run while it fails, and the laws that hold for them.
 
-In those of `lead` there are a chief that advances, a standby that waits for the lead, and a waiter that has noticed how an
-earlier publisher left. A session is being opened in the waiter's process: it waits for its chief, or for the lead, and may be
-asked to stop. Afterwards the waiter's steps must be reached by the chief, or by the standby in its place; at last all leave.
+In those of `lead` there are a chief that advances, a standby that waits for the lead, and a waiter. Afterwards the waiter's steps
+must be reached by the chief, or by the standby in its place.
 
 In those of `call` all three make calls at random. When the engine loses its data there is one limit, which the pages of the
 engines state: the first one to connect brings back what it has seen, which may not be the last step. So one process alone writes,
@@ -18,11 +17,11 @@ import asyncio
 import dataclasses
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tests.fuzz.store_faults.engines import EngineSetup
-from tests.fuzz.store_faults.plans import ROLES, Plan, strike
+from tests.fuzz.store_faults.plans import Plan, strike
 from tests.support.step_laws import Operation, count_advances, find_miscount, find_second_leader, find_violation
 from tests.support.store_processes import TICK_SECS, Mix, StuckError, WorkerProcess, reply_to
 from tests.support.waiting import HANG_SECS, elapse
@@ -99,29 +98,37 @@ class Trial:
 class LeadTrial(Trial):
     """A chief, a standby and a waiter; see the module."""
 
-    def __init__(self, setup: EngineSetup, plan: Plan, watch: SlownessWatch, chance: random.Random) -> None:
-        super().__init__(setup, plan, watch, chance)
-        self.chief, self.standby, self.waiter = self.workers = setup.workers
-        self.victim = dict(zip(ROLES, self.workers, strict=True))[plan.role]
-        self.first_term = 0
-        self.lead: asyncio.Future[dict[str, Any]]
-        self.opening: asyncio.Future[dict[str, Any]]
+    async def run(self) -> str:
+        self.chief, self.standby, self.waiter = self.workers = self.setup.workers
         self.began = time.monotonic()
-        self.lead_kept = False
-
-    async def prepare(self) -> None:
-        """Let a publisher leave, then the chief lead, and the standby wait for the lead."""
         await self.chief.do("watch_silence")
-        await self.chief.do("publish", name="warm-up")
-        early = self.waiter.order("wait", step=FAR)
-        await self.waiter.do("parked")
-        await self.chief.do("leave", name="warm-up")
-        self._expect_end(await reply_to(early, "the first end"), "warm-up")
-        self.first_term = await self.chief.do("lead")
+        first_term = await self.chief.do("lead")
         await self.chief.do("publish", name="trainer")
         self.lead = self.standby.order("lead")
         # A process that knows of no chief may take the lead of an engine that has lost its data.
         await self.standby.do("standing_by")
+        waits = {step: self.waiter.order("wait", step=step) for step in (3, FAR)}
+        await self.waiter.do("parked")
+        await self.chief.do("move", callers=2, pause_secs=0.01)
+        await strike(self.setup, self.plan, self.workers)
+        over = time.monotonic()
+        if self.plan.group == "data lost" and not self.setup.keeps_run:
+            return await self._check_run_gone(waits)
+        leader = await self._lead_on()
+        ended = "resumed"
+        if self.waiter.alive and (leader is not None or self.plan.on_lost == "raise"):
+            for step, wait in waits.items():
+                if leader is not None or step == FAR:
+                    ended = await self._check_wait(wait, step)
+        self.late_secs = time.monotonic() - over
+        await self._check_count(chief_leads=leader is self.chief)
+        if leader is self.chief:
+            if self.lead.done() and self.standby.alive and not await self._is_suspect():
+                raise ViolationError("two leaders", f"the standby leads beside a living chief: {self.lead.result()}")
+            await self.chief.do("step_down")
+            if self.standby.alive and (led := await reply_to(self.lead, "lead after the chief")).get("result", 0) <= first_term:
+                raise ViolationError("two leaders", f"the standby got {led} after the term {first_term}")
+        return ended
 
     async def _is_suspect(self) -> bool:
         """Return whether the chief may have been taken for dead: it did not run, or not reach the engine, for a while."""
@@ -146,81 +153,28 @@ class LeadTrial(Trial):
             or time.monotonic() - before > self.setup.lease_secs / 20
         )
 
-    async def run(self) -> str:
-        await self.prepare()
-        near, far = self.waiter.order("wait", step=3), self.waiter.order("wait", step=FAR)
-        await self.waiter.do("parked")
-        self.opening = self.waiter.order("open_session", chief=self.plan.opening == "standby")
-        await self.chief.do("move", callers=2, pause_secs=0.01)
-        await strike(self.setup, self.plan, self.workers, stops=True)
-        over = time.monotonic()
-        if self.plan.group == "data lost" and not self.setup.keeps_run:
-            return await self._check_run_gone([near, far])
-        if self.plan.stop_at is not None and self.waiter.alive and not await self._stop_ends_opening():
-            return "machine too slow"
-        leader, step = await self._lead_on()
-        ended = "resumed"
-        if leader is not None:
-            await leader.do("mark_initialised")
-            if self.waiter.alive:
-                ended = await self._check_wait(near, 3)
-                ended = await self._check_wait(far, FAR)
-                if self.plan.stop_at is None:
-                    await self._check_wait(self.opening, 0)
-            self.late_secs = time.monotonic() - over
-            await self._leave(leader, step)
-        elif self.waiter.alive and self.plan.on_lost == "raise":
-            ended = await self._check_wait(far, FAR)
-            if self.plan.stop_at is None:
-                await self._check_wait(self.opening, 0)
-            self.late_secs = time.monotonic() - over
-        await self._check_count()
-        return ended
-
-    async def _stop_ends_opening(self) -> bool:
-        """Check that the stop has ended the opening; return False if it got the lead because the machine is too slow."""
-        outage = self.plan.group == "outage longer than a lease"
-        if (
-            outage
-            and self.victim is not self.waiter
-            and not self.opening.done()
-            and not (self.chief.alive and await self._is_slow())
-        ):
-            raise ViolationError("stuck", "a session that was asked to stop while it opens waited for the engine")
-        reply = await reply_to(self.opening, "a session that is asked to stop while it opens")
-        if reply.get("error") == "StopRequestedError":
-            return True
-        if self.plan.opening == "worker":
-            await self._check_wait(self.opening, 0)
-        elif "error" in reply or not await self._is_suspect():
-            raise ViolationError("wrong end", f"the standby that opened beside a living chief got {reply}")
-        return self.plan.opening == "worker"
-
-    async def _lead_on(self) -> tuple[WorkerProcess | None, int]:
-        """Let the process that leads after the faults advance far, and check that it may; return it, and the step."""
+    async def _lead_on(self) -> WorkerProcess | None:
+        """Let the process that leads after the faults advance far, and check that it may; return it."""
         chief = self.chief
-        refused = ""
         if chief.alive:
             reply = await reply_to(chief.order("rest"), "the writes of the chief")
             if "error" not in reply:
                 reply = await reply_to(chief.order("advance", by=FAR), "a write of the chief")
-            refused = reply.get("error", "")
-            if not refused:
-                self.lead_kept = True
-                return chief, reply["result"]
-            if refused != "StaleTermError" or not await self._is_suspect():
+            if "error" not in reply:
+                return chief
+            if reply["error"] != "StaleTermError" or not await self._is_suspect():
                 raise ViolationError("wrong end", f"the living chief got {reply}")
             await chief.do("leave", name="trainer")
             await chief.do("step_down")
         if not self.standby.alive:
-            return None, 0
+            return None
         led = await reply_to(self.lead, "lead of the standby")
         if "error" in led:
             raise ViolationError("wrong end", f"the standby got {led}")
         if not chief.alive:
             await self._wait_found_dead()
-        await self.standby.do("publish", name="second")
-        return self.standby, await self.standby.do("advance", by=FAR)
+        await self.standby.do("advance", by=FAR)
+        return self.standby
 
     async def _wait_found_dead(self) -> None:
         until = time.monotonic() + HANG_SECS
@@ -235,56 +189,13 @@ class LeadTrial(Trial):
             if reply["result"] < step:
                 raise ViolationError("wrong end", f"woken at {reply['result']}, before step {step}")
             return "resumed"
-        died = not self.chief.alive or await self._is_suspect()
-        if not died or self.plan.on_lost == "keep" or reply["error"] != "PublisherFailedError" or "warm-up" in reply["text"]:
+        if not await self._is_suspect() or self.plan.on_lost == "keep" or reply["error"] != "PublisherFailedError":
             raise ViolationError("wrong end", f"the wait for step {step} got {reply}")
         return "typed error"
 
-    async def _leave(self, leader: WorkerProcess, step: int) -> None:
-        """Let all publishers leave, one after the other: the waiter gets the end of the last one."""
-        error = "a bad batch" if self.plan.fails else ""
-        wait = self.waiter.order("wait", step=100 * FAR) if self.waiter.alive else None
-        if leader is self.chief:
-            if self.lead.done() and self.standby.alive and not await self._is_suspect():
-                raise ViolationError("two leaders", f"the standby leads beside a living chief: {self.lead.result()}")
-            last_one = not self.standby.alive
-            await self.chief.do("leave", name="trainer", error=error if last_one else "")
-            await self.chief.do("step_down")
-            if last_one:
-                await self._check_end(wait, "trainer")
-                return
-            led = await reply_to(self.lead, "lead after the chief")
-            if led.get("result", 0) <= self.first_term:
-                raise ViolationError("two leaders", f"the standby got {led} after the term {self.first_term}")
-            await self.standby.do("publish", name="second")
-            await self.standby.do("advance")
-        await self.standby.do("leave", name="second", error=error)
-        await self.standby.do("step_down")
-        await self._check_end(wait, "second")
-
-    async def _check_end(self, wait: asyncio.Future[dict[str, Any]] | None, name: str) -> None:
-        if wait is not None:
-            reply = await reply_to(wait, "the last end")
-            if name == "second" and reply.get("text", "").startswith("trainer finished"):
-                return  # the waiter has noticed that the chief had left before it noticed the second one
-            if self._is_end_of_chief(reply) and await self._is_suspect():
-                return
-            self._expect_end(reply, name)
-
-    def _is_end_of_chief(self, reply: dict[str, Any]) -> bool:
-        """Return whether the chief was taken for dead while it left, when there was no other publisher yet."""
-        failed = reply.get("error") == "PublisherFailedError" and reply["text"].startswith("chief ")
-        return failed and self.lead_kept and self.plan.on_lost == "raise"
-
-    def _expect_end(self, reply: dict[str, Any], name: str) -> None:
-        failed = self.plan.fails and name != "warm-up"
-        kind, verb = ("PublisherFailedError", "failed") if failed else ("PublisherFinishedError", "finished")
-        if reply.get("error") != kind or f"{name} {verb}" not in reply["text"]:
-            raise ViolationError("wrong end", f"{reply}, expected that {name} {verb}")
-
-    async def _check_run_gone(self, waits: Sequence[asyncio.Future[dict[str, Any]]]) -> str:
+    async def _check_run_gone(self, waits: Mapping[int, asyncio.Future[dict[str, Any]]]) -> str:
         """The engine cannot continue the run: every call and wait ends with an error that says so."""
-        orders = [*waits, self.opening, self.waiter.order("wait", step=FAR)] if self.waiter.alive else []
+        orders = [*waits.values(), self.waiter.order("wait", step=FAR)] if self.waiter.alive else []
         if self.standby.alive:
             orders.append(self.standby.order("advance"))
             if self.chief.alive or not self.lead.done():  # otherwise it may have succeeded the chief before
@@ -292,16 +203,14 @@ class LeadTrial(Trial):
         if self.chief.alive:
             await reply_to(self.chief.order("rest"), "the writes of the chief")
             orders.append(self.chief.order("advance"))
+        expected = (*_RUN_GONE, *(_NO_PUBLISHER if self.plan.client_fault == "killed" else ()))
         for order in orders:
             reply = await reply_to(order, "a call after the run is gone")
-            killed = self.plan.client_fault == "killed"
-            reached = order is waits[0] and "result" in reply
-            reached |= order is self.opening and reply.get("error") == "StopRequestedError"
-            if not reached and reply.get("error") not in (*_RUN_GONE, *(_NO_PUBLISHER if killed else ())):
+            if not (order is waits[3] and "result" in reply) and reply.get("error") not in expected:
                 raise ViolationError("wrong end", f"{reply} of a run that is gone")
         return "typed error"
 
-    async def _check_count(self) -> None:
+    async def _check_count(self, *, chief_leads: bool) -> None:
         living = [one for one in self.workers if one.alive]
         steps = {await one.do("value") for one in living}
         if len(steps) > 1:
@@ -309,7 +218,7 @@ class LeadTrial(Trial):
         (step,) = steps
         data_lost = self.plan.group == "data lost"
         acked, begun = count_advances(self.history)
-        if data_lost and not (self.chief.alive and self.lead_kept):
+        if data_lost and not chief_leads:
             # The standby may have written without the chief's last steps, or these died with it: those of the living count.
             own = [call for one in living for call in one.history if call.kind == "advance" and call.is_known]
             acked = max((call.position.step for call in own), default=0)
