@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import aiohooks as ah
 from tests.conformance.records import Actions, Call, Mode, Record, actions, comparable, expected_trace
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 TICK_LIMIT = 5_000
 """Ticks of the loop that one scenario may take; the longest takes a few hundred. Nothing is bound by time."""
@@ -42,10 +43,11 @@ class Outcome:
 class Replay:
     """What the hooks, the sessions and the body of one replay share."""
 
-    def __init__(self, record: Record, mode: Mode) -> None:
-        """Prepare the graph and hooks."""
+    def __init__(self, record: Record, mode: Mode, *, assigns: bool = False) -> None:
+        """Prepare the graph and hooks; with `assigns`, sessions are the chief's own, whose methods are assigned to the object."""
         self.scenario = record["scenario"]
         self.mode = mode
+        self.assigns = assigns
         self.actions: Actions = actions(record, mode)
         self.suspending = mode in (Mode.SUSPENDING, Mode.FREE)
         self.outcome = Outcome()
@@ -164,28 +166,23 @@ class ScriptedHook(ah.SessionRunHook):
                 raise replay.error(action)
 
     async def begin(self) -> None:
-        """See `perform`."""
         self.replay.begun.append(self.name)
         await self.perform("begin")
 
     async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-        """See `perform`."""
         self.coord = coord
         await self.perform("after_create_session")
 
     async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs | None:
-        """See `perform`."""
         await self.perform("before_run", run_context)
         if self.fetch is None and self.feed is None:
             return None
         return ah.SessionRunArgs(self.fetch, self.feed)
 
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        """See `perform`."""
         await self.perform("after_run", run_context, run_values.results)
 
     async def end(self, session: ah.Session) -> None:
-        """See `perform`."""
         await self.perform("end")
 
     async def close(self, exc: BaseException | None) -> None:
@@ -198,41 +195,53 @@ class ScriptedCreator:
     """Makes recording sessions, all on one step store and one set of variables."""
 
     def __init__(self, replay: Replay) -> None:
-        """Creates for this replay."""
         self.replay = replay
         self.graph = replay.graph
 
     async def create_session(self) -> ah.Session:
-        """See `ScriptedSession`."""
-        n = self.replay.count("session", "create")
-        self.replay.outcome.trace.append(["session", "create", n])
-        await self.replay.pause()
-        return ScriptedSession(self.replay, n)
+        replay = self.replay
+        n = replay.count("session", "create")
+        replay.outcome.trace.append(["session", "create", n])
+        await replay.pause()
+        options: dict[str, Any] = {"global_step": replay.steps, "variables": replay.variables}
+        if not replay.assigns:
+            return ScriptedSession(replay, n, options)
+        session = await ah.ChiefSessionCreator(replay.graph, **options).create_session()
+        session.run = functools.partial(scripted_run, replay, session.run)  # type: ignore[method-assign]
+        session.aclose = functools.partial(scripted_close, replay, n, session.aclose)  # type: ignore[method-assign]
+        return session
 
 
 class ScriptedSession(ah.Session):
-    """A raw session whose n-th run, counted over all of the scenario, raises what the scenario says."""
+    """A raw session whose calls are those of `scripted_run` and `scripted_close`."""
 
-    def __init__(self, replay: Replay, n: int) -> None:
-        """The n-th session of this replay."""
-        super().__init__(replay.graph, global_step=replay.steps, variables=replay.variables)
+    def __init__(self, replay: Replay, n: int, options: dict[str, Any]) -> None:
+        super().__init__(replay.graph, **options)
         self.replay = replay
         self.n = n
 
-    async def run(self, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Record the call, then raise or run."""
-        n = self.replay.count("session", "run")
-        self.replay.outcome.trace.append(["session", "run", n])
-        await self.replay.pause()
-        if n in self.replay.run_errors:
-            raise self.replay.error(self.replay.run_errors[n])
-        return await super().run(fetches, feed_dict, *args, **kwargs)
+    async def run(self, *args: Any, **kwargs: Any) -> Any:
+        return await scripted_run(self.replay, super().run, *args, **kwargs)
 
     async def aclose(self) -> None:
-        """Count the call; it is not part of the trace."""
-        self.replay.closed_sessions[self.n] += 1
-        await self.replay.pause()
-        await super().aclose()
+        await scripted_close(self.replay, self.n, super().aclose)
+
+
+async def scripted_run(replay: Replay, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Record the run; then raise what the scenario says of this one, counted over all sessions, or run."""
+    n = replay.count("session", "run")
+    replay.outcome.trace.append(["session", "run", n])
+    await replay.pause()
+    if n in replay.run_errors:
+        raise replay.error(replay.run_errors[n])
+    return await run(*args, **kwargs)
+
+
+async def scripted_close(replay: Replay, n: int, aclose: Callable[[], Any]) -> None:
+    """Count the end of the n-th session; it is not part of the trace."""
+    replay.closed_sessions[n] += 1
+    await replay.pause()
+    await aclose()
 
 
 def make_graph() -> ah.Graph:
@@ -288,9 +297,9 @@ async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | Non
     return f"hangs after {limit} ticks: {names}"
 
 
-async def replay_record(record: Record, mode: Mode, *, tick_limit: int = TICK_LIMIT) -> Outcome:
+async def replay_record(record: Record, mode: Mode, *, tick_limit: int = TICK_LIMIT, assigns: bool = False) -> Outcome:
     """Replay one scenario in the running loop."""
-    replay = Replay(record, mode)
+    replay = Replay(record, mode, assigns=assigns)
     hanging = await within_ticks(replay.run_scenario(), tick_limit)
     if hanging is None:
         replay.check_ends()

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import importlib
 import importlib.util
+import json
 import logging
 import time
 import warnings
@@ -54,17 +55,9 @@ class Report:
 
 def describe(record: Record, outcome: Outcome, found: list[str]) -> str:
     """Format one disagreement: the scenario, then each difference."""
-    scenario = record["scenario"]
-    lines = [f"--- {record['id']}: {scenario['session']} session"]
-    for hook in scenario["hooks"]:
-        plan = ", ".join(f"{phase} {n}: {action}" for phase, n, action in hook["plan"]) or "nothing"
-        lines.append(f"    hook {hook['name']}: fetch {hook['fetch']!r}, feed {hook['feed']!r}; {plan}")
-    lines.append(f"    raw run: {', '.join(f'{n}: {error}' for n, error in scenario['run']) or 'nothing'}")
-    body = scenario["body"]
-    lines.append(f"    body: {body['steps']} steps of {body['fetch']!r}, feed_w {body['feed_w']}, raise {body['raise']}")
-    lines += [line for text in found for line in text.splitlines()]
-    lines.append(f"    outcome: raised {outcome.raised} by {outcome.raised_by}, runs {outcome.runs}")
-    return "\n".join(lines)
+    lines = [line for text in found for line in text.splitlines()]
+    reached = f"outcome: raised {outcome.raised} by {outcome.raised_by}, runs {outcome.runs}"
+    return "\n".join([f"--- {record['id']}: {json.dumps(record['scenario'])}", *lines, reached])
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:

@@ -96,23 +96,27 @@ async def test_a_forgotten_close_is_seen() -> None:
     assert replay.outcome.faults == ["session 1 was closed 0 times", "begun ['A'], but closed ['A', 'A']"]
 
 
+def record_of(
+    hooks: dict[str, list[tuple[str, int, str]]], steps: int = 1, session: str = "monitored", **scenario: Any
+) -> Record:
+    """Return a record of hooks with these plans, which is compared with nothing."""
+    plans = [{"name": name, "plan": plan, "fetch": None, "feed": None} for name, plan in hooks.items()]
+    body = {"steps": steps, "feed_w": False, "fetch": "z", "raise": None}
+    expected: dict[str, Any] = {"trace": [], "runs": [], "raised": None, "raised_by": None}
+    return cast(
+        "Record",
+        {
+            "id": "own",
+            "scenario": {"session": session, "hooks": plans, "run": [], "body": body, **scenario},
+            "expected": expected,
+        },
+    )
+
+
 def test_rounds() -> None:
     """When suspending, a call is numbered by the first hook's calls, and hooks behind a failing one are left out."""
-    record: Record = {
-        "id": "rounds",
-        "scenario": {
-            "session": "monitored",
-            "hooks": [{"name": name, "plan": [], "fetch": None, "feed": None} for name in "AB"],
-            "run": [],
-            "body": {"steps": 1, "feed_w": False, "fetch": "y", "raise": None},
-        },
-        "expected": {
-            "trace": [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 1]],
-            "runs": [],
-            "raised": None,
-            "raised_by": None,
-        },
-    }
+    record = record_of({"A": [], "B": []})
+    record["expected"]["trace"] = [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 1]]
     translated = [["A", "before_run", 1], ["A", "before_run", 2], ["B", "before_run", 2]]
     assert expected_trace(record, Mode.SUSPENDING) == translated
     started = [["A", "before_run", 1], ["B", "before_run", 1], *translated[1:]]
@@ -140,19 +144,8 @@ async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str
     """
     if asked_in == "after_create_session":
         action = "coord_stop"
-    record: Record = {
-        "id": "stop",
-        "scenario": {
-            "session": session,
-            "hooks": [
-                {"name": "A", "plan": [(asked_in, 1, action)], "fetch": None, "feed": None},
-                {"name": "B", "plan": [(lost_in, 1, "AbortedError")], "fetch": "y", "feed": None},
-            ],
-            "run": [(1, "AbortedError")] if lost_in == "run" else [],
-            "body": {"steps": 5, "feed_w": False, "fetch": "z", "raise": None},
-        },
-        "expected": {"trace": [], "runs": [], "raised": None, "raised_by": None},
-    }
+    plans = {"A": [(asked_in, 1, action)], "B": [(lost_in, 1, "AbortedError")]}
+    record = record_of(plans, 5, session, run=[(1, "AbortedError")] if lost_in == "run" else [])
     replay = Replay(record, mode)
     replay.actions = {(hook["name"], phase, n): [what] for hook in record["scenario"]["hooks"] for phase, n, what in hook["plan"]}
     await replay.run_scenario()
@@ -168,56 +161,11 @@ async def test_a_stop_survives_recovery(action: str, asked_in: str, lost_in: str
         assert [call for call in outcome.trace if call[1] == "end"] == [["A", "end", 1], ["B", "end", 1]]
 
 
-class Assigned(Replay):
-    """A replay whose sessions are the chief's own, with `run` and `aclose` assigned to the object."""
-
-    def session(self) -> ah.AsyncMonitoredSession | ah.AsyncSingularMonitoredSession:
-        """As in a replay, but with `AssigningCreator`."""
-        creator = AssigningCreator(self)
-        if self.scenario["session"] == "singular":
-            return ah.AsyncSingularMonitoredSession(creator, self.hooks)
-        return ah.AsyncMonitoredSession(creator, self.hooks, recovery=replay_module.POLICY)
-
-
-class AssigningCreator:
-    """Wraps a `ChiefSessionCreator`."""
-
-    def __init__(self, replay: Replay) -> None:
-        """Creates for this replay."""
-        self.replay = replay
-        self.graph = replay.graph
-        self.chief = ah.ChiefSessionCreator(replay.graph, global_step=replay.steps, variables=replay.variables)
-
-    async def create_session(self) -> ah.Session:
-        """Overrides both methods on the object that the chief made."""
-        session = await self.chief.create_session()
-        created = self.replay.count("session", "create")
-        self.replay.outcome.trace.append(["session", "create", created])
-        run, aclose = session.run, session.aclose
-
-        async def scripted_run(fetches: object, feed_dict: object = None, *args: object, **kwargs: object) -> object:
-            n = self.replay.count("session", "run")
-            self.replay.outcome.trace.append(["session", "run", n])
-            if n in self.replay.run_errors:
-                raise self.replay.error(self.replay.run_errors[n])
-            return await run(fetches, feed_dict, *args, **kwargs)  # type: ignore[call-overload]
-
-        async def scripted_aclose() -> None:
-            self.replay.closed_sessions[created] += 1
-            await aclose()
-
-        session.run = scripted_run  # type: ignore[method-assign, assignment]
-        session.aclose = scripted_aclose  # type: ignore[method-assign]
-        return session
-
-
 async def test_overriding_on_the_object() -> None:
     """A chief's session may also have `run` and `aclose` assigned to the object: they are the only ways in and out."""
     for record in RECORDS[:200]:
-        replay = Assigned(record, Mode.PLAIN)
-        await replay.run_scenario()
-        replay.check_ends()
-        assert differences(record, Mode.PLAIN, replay.outcome) == [], record["id"]
+        outcome = await replay_record(record, Mode.PLAIN, assigns=True)
+        assert differences(record, Mode.PLAIN, outcome) == [], record["id"]
 
 
 def test_scripted_hooks_override_everything() -> None:
