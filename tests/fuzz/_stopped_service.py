@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import sys
 import tempfile
 import threading
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, cast
 
@@ -347,7 +349,8 @@ def make_app(phase: Phase, hold: Hold, directory: str) -> Starlette:
         return JSONResponse({})
 
     async def waiting(request: Request) -> JSONResponse:
-        return JSONResponse([service._waiters, service._streams])
+        gc.collect()
+        return JSONResponse([service._waiters, service._streams, tracemalloc.get_traced_memory()[0]])
 
     routes = [Mount("/training", service), Route("/go", go), Route("/waiting", waiting)]
     return Starlette(routes=routes, lifespan=service.lifespan)

@@ -5,7 +5,8 @@
 In each phase (`--phases` chooses some) most clients wait for a step, and one in twenty follows the events. Then the server gets
 SIGTERM. Every client must get a complete reply with the reason, those that wait for a step while the session is still in its
 phase, and the server must have ended within its limits. Printed are the times from the signal to the last reply to a client that
-waits for a step, and to the end of the process.
+waits for a step, and to the end of the process. With `--memory` the server traces what Python allocates (tracemalloc), and what
+each client costs is printed as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import platform
 import re
 import resource
@@ -43,11 +45,13 @@ class Stop:
     Attributes:
         reply_secs: from the signal to the last reply to a client that waits for a step.
         end_secs: from the signal to the end of the process.
+        client_bytes: what a client costs, its connection and request included; 0 if that was not measured.
         violations: what was wrong.
     """
 
     reply_secs: float
     end_secs: float
+    client_bytes: float
     violations: list[str]
 
 
@@ -61,12 +65,6 @@ class Clients:
         """Set once all clients that wait for a step have got a reply, or an error."""
         self.waiting = [asyncio.ensure_future(self._wait_for_step()) for _ in range(waiters)]
         self.following = [asyncio.ensure_future(self._follow_events()) for _ in range(streams)]
-
-    async def ask(self, path: str) -> Any:
-        """Return the JSON of a reply."""
-        reader, writer = await self._send(path, "Connection: close\r\n")
-        with contextlib.closing(writer):
-            return json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
 
     async def _send(self, path: str, headers: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
@@ -99,6 +97,14 @@ class Clients:
         return wrong + [f"a stream: {repr(stream)[-500:]}" for stream in streams if not ends_with_reason(stream, reason)]
 
 
+async def ask(port: int, path: str) -> Any:
+    """Return the JSON of a reply."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with contextlib.closing(writer):
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        return json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+
+
 def has_reason(reply: bytes | BaseException, reason: str) -> bool:
     """Return whether a client that waits for a step has got the reason."""
     if isinstance(reply, BaseException) or not reply:
@@ -116,20 +122,24 @@ def ends_with_reason(stream: bytes | BaseException, reason: str) -> bool:
     return reason.endswith(f": {end['failure' if reason == FAILED else 'stop_reason']}")
 
 
-async def stop_service(server: str, phase: str, count: int) -> Stop:
-    """Start a service, bring it into a phase while its clients wait, and stop it."""
+async def stop_service(server: str, phase: str, count: int, *, memory: bool = False) -> Stop:
+    """Start a service, bring it into a phase while its clients wait, and stop it; with `memory`, measure what they cost."""
     streams = math.ceil(count / CLIENTS_PER_STREAM)
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
         command = [sys.executable, "-m", "tests.fuzz._stopped_service", server, phase, str(listener.fileno())]
-        process = processes.start(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
-        clients = Clients(listener.getsockname()[1], count - streams, streams)
+        env = {**os.environ, **({"PYTHONTRACEMALLOC": "1"} if memory else {})}
+        process = processes.start(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=env)
+        port: int = listener.getsockname()[1]
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         async with asyncio.timeout(HANG_SECS):
-            while await clients.ask("/waiting") != [count - streams, streams]:
+            for _ in range(50 if memory else 1):  # for what is allocated once
+                before = await ask(port, "/waiting")
+            clients = Clients(port, count - streams, streams)
+            while (now := await ask(port, "/waiting"))[:2] != [count - streams, streams]:
                 pass
-            await clients.ask("/go")
+            await ask(port, "/go")
             assert await asyncio.to_thread(process.stdout.readline) == "held\n"
             sent = time.monotonic()
             process.send_signal(signal.SIGTERM)
@@ -155,7 +165,7 @@ async def stop_service(server: str, phase: str, count: int) -> Stop:
         violations.append(f"it ended {ended - sent:.1f} s after the signal, and the limit is {LIMIT_SECS} s")
     if violations or "never retrieved" in errors or "Exception ignored" in errors:
         violations.append(f"its log: {errors[-2000:]!r}")
-    return Stop(answered - sent, ended - sent, violations)
+    return Stop(answered - sent, ended - sent, (now[2] - before[2]) / count, violations)
 
 
 @contextlib.contextmanager
@@ -177,14 +187,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=2000, help="in each phase (default %(default)s)")
     parser.add_argument("--server", choices=SERVERS, default="uvicorn", help="default %(default)s")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), metavar="PHASE", help="default: all")
+    parser.add_argument("--memory", action="store_true", help="measure the memory of a client, which takes longer")
     options = parser.parse_args(arguments)
     print(f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit {LIMIT_SECS:g} s")
     print(f"{'phase':28}{'last reply':>12}{'end':>10}{'violations':>12}")
     failed = 0
     for phase in options.phases:
         with many_files():
-            stop = asyncio.run(stop_service(options.server, phase, options.clients))
+            stop = asyncio.run(stop_service(options.server, phase, options.clients, memory=options.memory))
         print(f"{phase:28}{stop.reply_secs:10.2f} s{stop.end_secs:8.2f} s{len(stop.violations):12}", flush=True)
+        if options.memory:
+            print(f"    {stop.client_bytes / 1024:.1f} KiB for each client")
         for violation in stop.violations[:5]:
             print(f"    {violation}")
         failed += len(stop.violations)

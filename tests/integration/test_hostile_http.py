@@ -10,7 +10,7 @@ import pytest
 
 from aiohooks.adapters.asgi import _events, app
 from aiohooks.adapters.asgi._access import AccessPolicy
-from tests.fuzz import hostile_http, service_memory
+from tests.fuzz import hostile_http
 from tests.fuzz.hostile_http import MAKERS, requests
 
 pytestmark = pytest.mark.slow
@@ -52,9 +52,3 @@ def test_a_weakness_is_found(monkeypatch: pytest.MonkeyPatch, owner: Any, name: 
     monkeypatch.setattr(hostile_http, "HANG_SECS", 2)
     report = hostile_http.attack(195, 7)
     assert any(found in one for one in report.violations), report
-
-
-def test_the_memory_of_a_waiter_is_measured() -> None:
-    """One advance answers all waiters of a real server; each costs between 1 and 200 KiB of memory."""
-    _, traced_bytes = service_memory.run(50, f"/training/steps/{service_memory.STEP}", traced=True)
-    assert 1 < traced_bytes / 1024 < 200

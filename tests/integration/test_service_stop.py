@@ -22,11 +22,13 @@ STREAM = b'...event: end\ndata: {"stop_reason":"the server received SIGTERM","fa
 @pytest.mark.parametrize("phase", ["waiting for the chief", "saving"])
 def test_all_clients_get_the_reason(server: str, phase: str) -> None:
     """Clients that wait for a step and those that follow the events get the reason, and the server ends in time."""
-    assert asyncio.run(service_stop.stop_service(server, phase, 50)).violations == []
+    stop = asyncio.run(service_stop.stop_service(server, phase, 50, memory=phase == "saving"))
+    assert stop.violations == []
+    assert (1 < stop.client_bytes / 1024 < 200) is (phase == "saving")
 
 
 @pytest.mark.parametrize(
-    ("reply", "reason", "right"),
+    ("answer", "reason", "right"),
     [
         (REPLY % (410, SIGTERM.encode()), SIGTERM, True),
         (REPLY % (410, SIGTERM.encode()), EARLIER, False),
@@ -34,34 +36,25 @@ def test_all_clients_get_the_reason(server: str, phase: str) -> None:
         (REPLY % (503, FAILED.encode()), FAILED, True),
         (b"", SIGTERM, False),
         (ConnectionResetError(), SIGTERM, False),
-    ],
-)
-def test_a_reply_without_the_reason_is_found(reply: bytes | Exception, reason: str, right: bool) -> None:
-    """Another status or reason, and a connection that ends without a reply, are violations."""
-    assert service_stop.has_reason(reply, reason) is right
-
-
-@pytest.mark.parametrize(
-    ("stream", "reason", "right"),
-    [
         (STREAM, SIGTERM, True),
         (STREAM, EARLIER, False),
         (STREAM, FAILED, False),
         (STREAM.removesuffix(b"0\r\n\r\n"), SIGTERM, False),
         (STREAM.replace(b"event: end", b"event: progress"), SIGTERM, False),
-        (ConnectionResetError(), SIGTERM, False),
     ],
 )
-def test_a_stream_without_its_end_is_found(stream: bytes | Exception, reason: str, right: bool) -> None:
-    """A stream that breaks off, or that ends with another reason, is a violation."""
-    assert service_stop.ends_with_reason(stream, reason) is right
+def test_an_answer_without_the_reason_is_found(answer: bytes | Exception, reason: str, right: bool) -> None:
+    """Another status, another reason, a stream that breaks off, and a connection without an answer are violations."""
+    is_stream = isinstance(answer, bytes) and answer.startswith(b"...")
+    assert (service_stop.ends_with_reason if is_stream else service_stop.has_reason)(answer, reason) is right
+    assert is_stream or service_stop.ends_with_reason(answer, reason) is False
 
 
 def test_command_fails_on_a_violation(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command prints a line for each phase, and fails if a client got no reason."""
 
-    async def stop(server: str, phase: str, clients: int) -> service_stop.Stop:
-        return service_stop.Stop(0.1, 0.2, [] if phase == "saving" else ["a wait for a step: b''"])
+    async def stop(server: str, phase: str, clients: int, *, memory: bool) -> service_stop.Stop:
+        return service_stop.Stop(0.1, 0.2, 0.0, [] if phase == "saving" else ["a wait for a step: b''"])
 
     monkeypatch.setattr(service_stop, "stop_service", stop)
     assert service_stop.main(["--phases", "saving"]) == 0
