@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,17 @@ import aiohooks as ah
 
 FOLDER = Path(tempfile.gettempdir())
 """Where a smoke program writes; replaced by a folder of its own."""
+
+
+Program = Callable[..., Coroutine[Any, Any, None]]
+PROGRAMS: dict[str, Program] = {}
+"""By the name of the extra."""
+
+
+def program(run: Program) -> Program:
+    """Register a program."""
+    PROGRAMS[run.__name__] = run
+    return run
 
 
 async def step(batch: float) -> dict[str, float]:
@@ -39,6 +50,7 @@ async def train(*hooks: ah.SessionRunHook, source: Any = step, last_step: int = 
     return steps
 
 
+@program
 async def core() -> None:
     """A hook group, a session, and a wait for a step."""
 
@@ -66,12 +78,14 @@ async def core() -> None:
     await steps.aclose()
 
 
+@program
 async def uvloop() -> None:
     """`aiohooks.run` runs on uvloop; this runs in it."""
     assert type(asyncio.get_running_loop()).__module__.startswith("uvloop")
     await train()
 
 
+@program
 async def checkpoint() -> None:
     """A session saves, and another one continues from there."""
     import numpy as np
@@ -93,6 +107,7 @@ async def checkpoint() -> None:
             assert (await session.run("weights", {"batch": 1.0})).tolist() == [last] * 3 if last == 2 else True
 
 
+@program
 async def tensorflow() -> None:
     """A hook of TensorFlow stops a session over its graph."""
     import tensorflow
@@ -109,6 +124,7 @@ async def tensorflow() -> None:
     assert session.global_step.latest.step == 2
 
 
+@program
 async def keras() -> None:
     """A callback of Keras stops a session."""
     os.environ["KERAS_BACKEND"] = "torch"
@@ -120,6 +136,7 @@ async def keras() -> None:
     assert (await train(KerasCallbacks([stopping], ["loss"], steps_per_epoch=1))).latest.step == 2
 
 
+@program
 async def lightning() -> None:
     """A callback of Lightning stops a session."""
     import lightning
@@ -135,6 +152,7 @@ async def lightning() -> None:
     assert (await train(hook)).latest.step == 2
 
 
+@program
 async def ignite() -> None:
     """A handler of Ignite stops a session."""
     from ignite.engine import Engine, Events
@@ -146,6 +164,7 @@ async def ignite() -> None:
     assert (await train(IgniteHandlers(engine))).latest.step == 2
 
 
+@program
 async def transformers() -> None:
     """The arguments of a Trainer stop a session."""
     from transformers import TrainingArguments
@@ -156,6 +175,7 @@ async def transformers() -> None:
     assert (await train(TrainerCallbacks([], arguments))).latest.step == 2
 
 
+@program
 async def torch() -> None:
     """A module and its optimizer are saved, and restored to the bit."""
     import torch
@@ -187,6 +207,7 @@ async def torch() -> None:
     assert torch.equal(first["model"].weight, second["model"].weight)
 
 
+@program
 async def rich() -> None:
     """A progress bar is drawn."""
     file = io.StringIO()
@@ -194,12 +215,14 @@ async def rich() -> None:
     assert "3" in file.getvalue()
 
 
+@program
 async def tensorboard() -> None:
     """Values are written as events."""
     await train(ah.SummarySaverHook(FOLDER / "events", ["loss"], every=ah.Every(steps=1)))
     assert list((FOLDER / "events").iterdir())
 
 
+@program
 async def matplotlib() -> None:
     """Records are plotted."""
     from aiohooks.__main__ import main
@@ -209,6 +232,7 @@ async def matplotlib() -> None:
     assert (FOLDER / "run.png").read_bytes().startswith(b"\x89PNG")
 
 
+@program
 async def pyinstrument() -> None:
     """A run is sampled."""
     hook = ah.ProfilerHook(FOLDER / "profiles", every=ah.Every(steps=1), backend="pyinstrument")
@@ -216,6 +240,7 @@ async def pyinstrument() -> None:
     assert hook.captures
 
 
+@program
 async def fsspec() -> None:
     """A state is copied to another file system, and restored from there."""
     for name, restores in (("here", False), ("elsewhere", True)):
@@ -228,16 +253,7 @@ async def fsspec() -> None:
                 await saver.save({"weights": 1.5}, 1)
 
 
-async def redis(url: str) -> None:
-    """A step is counted, and waited for."""
-    await use_store(url)
-
-
-async def nats(url: str) -> None:
-    """A step is counted, and waited for."""
-    await use_store(url)
-
-
+@program
 async def ray() -> None:
     """A step is counted, and waited for, in a cluster of this machine."""
     import ray as cluster
@@ -256,6 +272,7 @@ async def use_store(url: str) -> None:
         assert await waiter == 2
 
 
+@program
 async def opentelemetry() -> None:
     """Runs are spans; without the SDK they go nowhere."""
     from aiohooks.adapters.opentelemetry import OpenTelemetryHook
@@ -263,6 +280,7 @@ async def opentelemetry() -> None:
     await train(OpenTelemetryHook())
 
 
+@program
 async def prometheus() -> None:
     """A session is in the exposition."""
     from prometheus_client import CollectorRegistry
@@ -280,6 +298,7 @@ async def prometheus() -> None:
     assert b"aiohooks" in seen[-1]
 
 
+@program
 async def mlflow() -> None:
     """Metrics are logged to a folder."""
     from aiohooks.adapters.trackers import TrackerHook
@@ -291,6 +310,7 @@ async def mlflow() -> None:
     assert list((FOLDER / "mlruns").rglob("loss"))
 
 
+@program
 async def wandb() -> None:
     """Metrics are logged to a folder."""
     from aiohooks.adapters.trackers import TrackerHook
@@ -302,6 +322,7 @@ async def wandb() -> None:
     assert list(FOLDER.rglob("*.wandb"))  # noqa: ASYNC240 - nothing else runs here
 
 
+@program
 async def asgi() -> None:
     """A service replies that its session is in order, without a server between."""
     from aiohooks.adapters.asgi import SessionService
@@ -329,6 +350,7 @@ async def asgi() -> None:
     assert "state" in json.loads(sent[1]["body"]), sent
 
 
+@program
 async def completion() -> None:
     """The line for a shell is printed."""
     from aiohooks.__main__ import main
@@ -336,34 +358,9 @@ async def completion() -> None:
     assert main(["completion", "bash"]) == 0
 
 
-PROGRAMS: Mapping[str, Callable[..., Coroutine[Any, Any, None]]] = {
-    program.__name__: program
-    for program in (
-        *(
-            core,
-            uvloop,
-            checkpoint,
-            tensorflow,
-            keras,
-            lightning,
-            ignite,
-            transformers,
-            torch,
-            rich,
-            tensorboard,
-            matplotlib,
-            pyinstrument,
-            fsspec,
-            redis,
-            nats,
-            ray,
-        ),
-        *(opentelemetry, prometheus, mlflow, wandb, asgi, completion),
-    )
-}
-"""By the name of the extra."""
 SERVERS = ("redis", "nats")
 """Those that are given a URL."""
+PROGRAMS |= dict.fromkeys(SERVERS, use_store)
 BESIDE = {"keras": ["torch"]}
 """What their programs need that the extra leaves to the user: a backend."""
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import redis.exceptions as errors
 
-from aiohooks.stores._protocol import MAX_STEP, Position, Write
+from aiohooks.stores._protocol import Position, Write
+from aiohooks.stores._run_state import RunState
 from aiohooks.stores.redis.store import RedisEngine
 from tests.fuzz.simulation.disk import Disk
 from tests.fuzz.simulation.network import Connection, Network
 from tests.fuzz.simulation.virtual_time import Process
 
-_MOST_WRITERS, _WRITERS_AFTER_PURGE, _MOST_RECENT = 1280, 1024, 64
+_MOST_RECENT = 64
 
 
 @dataclass
@@ -56,38 +57,28 @@ class ScriptedRun:
         return [one if isinstance(one, int) else one.encode() for one in found]
 
     def _write(self, known_run_id: str, args: tuple[str, ...]) -> str:
-        kind, amount, floor_epoch, floor_step, writer_term, writer, seq = args
+        kind, amount, floor_epoch, floor_step, term, writer, seq = args
+        status, position, answers, state = "lost", self.position, self.keys.answers, RunState()
+        if self.run_id and self.run_id == known_run_id:
+            state.position, state.term, state.leader = self.position, self.term, self.leader
+            if (last := answers.get(f"w {writer}")) is not None:
+                last_seq, epoch, step = map(int, last.split())
+                state.answers[writer] = last_seq, Position(epoch, step)
+            before, floor = dict(state.answers), Position(int(floor_epoch), int(floor_step))
+            write = Write(kind, int(amount), floor, int(term), writer, int(seq))  # type: ignore[arg-type]
+            status, position, self.term, _ = state.apply(write)
+            if state.answers != before:
+                self._keep(state, writer, f"{seq} {position.epoch} {position.step}")
+        return f"{status} {position.epoch} {position.step} {self.term}\n{self.recent}"
 
-        def reply(status: str, position: Position | None = None) -> str:
-            epoch, step = position or self.position
-            return f"{status} {epoch} {step} {self.term}\n{self.recent}"
-
-        if not self.run_id or self.run_id != known_run_id:
-            return reply("lost")
-        answers = self.keys.answers
-        if (last := answers.get(f"w {writer}")) is not None:
-            last_seq, epoch, step = map(int, last.split())
-            if last_seq >= int(seq):
-                return reply("ok", Position(epoch, step))
-        write = Write(kind, int(amount), Position(int(floor_epoch), int(floor_step)), int(writer_term), writer, int(seq))  # type: ignore[arg-type]
-        target = Position(*write.target(self.position))
-        if 0 < write.term < self.term or (0 < write.term == self.term and self.leader not in ("", writer)):
-            return reply("stale")
-        if target.step > MAX_STEP:
-            return reply("full")
-        if write.term > self.term:
-            self.term = write.term
-            self.keys.state |= {"term": str(write.term), "leader": writer}
-        moves, self.position = target > self.position, target
-        answer = f"{seq} {target.epoch} {target.step}"
-        if moves:
+    def _keep(self, state: RunState, writer: str, answer: str) -> None:
+        keys = self.keys
+        keys.state |= {"term": str(state.term), "leader": state.leader}
+        if state.position > self.position:
             others, self.recent = self.recent, f"{writer} {answer}"
             self._add_recent(others)
-            self.keys.position = target, self.run_id, self.recent
-        answers[f"w {writer}"] = answer
-        if last is None and len(answers) > _MOST_WRITERS:
-            self._forget_silent_writers(writer)
-        return reply("ok")
+            keys.position = state.position, self.run_id, self.recent
+        keys.answers[f"w {writer}"] = answer
 
     def _add_recent(self, others: str) -> None:
         lines: dict[str, str] = {}
@@ -95,13 +86,6 @@ class ScriptedRun:
             if line and len(lines) < _MOST_RECENT:
                 lines.setdefault(line.rsplit(" ", 3)[0], line)
         self.recent = "\n".join(lines.values())
-
-    def _forget_silent_writers(self, writer: str) -> None:
-        answers = self.keys.answers
-        silent = [name for name in answers if name not in ("run", f"w {writer}")]
-        silent.sort(key=lambda name: (*map(int, answers[name].split()[1:]), name))
-        for name in silent[: len(silent) - (_WRITERS_AFTER_PURGE - 1)]:
-            del answers[name]
 
     def _swap(self, known_run_id: str, args: tuple[str, ...]) -> int:
         after, new_run_id, least_version, data, epoch, step, term, leader, notifies, fails, recovered, after_epoch = args
