@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import multiprocessing
 import os
-import select
 import shutil
 import signal
 import struct
@@ -163,21 +162,22 @@ async def _run_in_process(spec: TaskSpec, own_dir: str | None) -> Any:
     process = _spawn.Process(target=_process_main, args=(sender, spec, own_dir), name=f"aiohooks {spec.name}")
     grace_secs = spec.stop_grace_secs
     sent: bytes | None = None
-    received = False
     pid = code = None
     try:
         try:
             await to_thread(_start_process, process, grace_secs=grace_secs)
         finally:
             sender.close()
+            pid = process.pid
         sent = await _receive_result(receiver.fileno(), process)
-        received = True
+    except BaseException:
+        if pid is not None:
+            process.terminate()
+        raise
     finally:
         receiver.close()
-        pid = process.pid
         if pid is not None:
-            # A process that has sent its result, or has died, ends by itself.
-            ending = _end_process(process, grace_secs, terminate=not received)
+            ending = _end_process(process, grace_secs)
             code = await shielded(ending, grace_secs=2 * grace_secs + 1, what=process.name)
     if sent is not None:
         unpickle: Callable[[bytes], TaskResult] = cast("Any", ForkingPickler).loads
@@ -206,31 +206,30 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
     The end of the pipe alone does not say that: whatever the process has forked holds it open.
     """
     os.set_blocking(pipe, False)
-    received = bytearray()
+    received, ended = bytearray(), False
     with _open_process(process.pid, process.sentinel) as end:
-        poll = select.poll()
-        poll.register(end, select.POLLIN)
         while True:
-            ended = bool(poll.poll(0))  # before the pipe is read: all that was sent is in it then
             try:
-                part = os.read(pipe, 1 << 20)
+                while part := os.read(pipe, 1 << 20):
+                    received += part
+                ended = True
             except BlockingIOError:
-                if ended:
-                    return None
-                await _wait_readable(pipe, end)
-                continue
-            received += part
+                pass
             if len(received) >= _LENGTH.size and len(received) - _LENGTH.size >= _LENGTH.unpack_from(received)[0]:
                 return bytes(received[_LENGTH.size :])
-            if not part:
+            if ended:
                 return None
+            await _wait_readable(pipe, end)
+            ended = bool(connection.wait([end], 0))  # before the pipe is read: all that was sent is in it then
 
 
-async def _end_process(process: SpawnProcess, grace_secs: float, *, terminate: bool) -> int | None:
-    """Wait for the end of a process, kill it after the grace period, and return its exit code."""
+async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
+    """Wait for the end of a process, which it comes to by itself or was asked for; kill it after the grace period.
+
+    Returns:
+        Its exit code.
+    """
     pid = process.pid
-    if terminate:
-        process.terminate()
     with _open_process(pid, process.sentinel) as end:
         try:
             await limited(_wait_readable(end), grace_secs, process.name)
@@ -286,10 +285,8 @@ async def _wait_readable(*fds: int) -> None:
 
 def _describe_exit(code: int | None) -> str:
     if code is not None and code < 0:
-        try:
-            return f"was killed by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was killed by signal {-code}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {names.get(-code, f'signal {-code}')}"
     return f"ended with exit code {code}" + ("" if code else ", before main had ended")
 
 

@@ -1,0 +1,139 @@
+"""What launchers share: a task in its process, restarts, and the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiohooks import Backoff
+from aiohooks.distributed import Task
+from aiohooks.distributed.task import TaskSpec, launch, make_spec, run_task, supervise, unwrap_result
+from aiohooks.errors import AiohooksError, StoreUnavailableError, TaskDiedError
+from aiohooks.stores import MemoryStepStore
+
+
+class OwnError(Exception):
+    """An error that cannot be pickled."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+async def _end(task: Task, how: Any) -> Any:
+    if isinstance(how, BaseException):
+        raise how
+    return how, task.name, os.environ["AIOHOOKS_STEP_STORE"], os.environ["AIOHOOKS_RUN"]
+
+
+def spec_of(how: Any = 7, **options: Any) -> TaskSpec:
+    backoff = Backoff(initial_secs=0)
+    return make_spec(_end, (how,), 1, "r", None, **{"max_restarts": 1, "backoff": backoff, "stop_grace_secs": 1.0, **options})
+
+
+def run(how: Any) -> Any:
+    spec = dataclasses.replace(spec_of(how), url="memory://", store_options={}, task_id=1, attempt=3)
+    return unwrap_result(run_task(spec), spec)
+
+
+@pytest.mark.parametrize("before", [{}, {"AIOHOOKS_RUN": "other", "AIOHOOKS_STEP_STORE": "local:///other"}])
+def test_a_task_in_its_process(monkeypatch: pytest.MonkeyPatch, before: dict[str, str]) -> None:
+    """It returns what `main` returns; the run is in the environment meanwhile. An end with code 0 is one without a value."""
+    for name in ("AIOHOOKS_RUN", "AIOHOOKS_STEP_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in before.items():
+        monkeypatch.setenv(name, value)
+    assert run(7) == (7, "worker 1", "memory://", "r")
+    assert run(SystemExit(0)) is None
+    assert run(SystemExit(None)) is None
+    with pytest.raises(SystemExit):
+        run(SystemExit(3))
+    assert {name: value for name, value in os.environ.items() if name in ("AIOHOOKS_RUN", "AIOHOOKS_STEP_STORE")} == before
+
+
+def test_an_error_in_its_process() -> None:
+    """It is raised in the launcher, with the task and the traceback as a note; one that cannot be pickled, as its text."""
+    with pytest.raises(ValueError, match="bad data") as raised:
+        run(ValueError("bad data"))
+    assert raised.value.__notes__[0].startswith("in the worker 1, attempt 3:\nTraceback")
+    with pytest.raises(AiohooksError, match="OwnError: one two"):
+        run(OwnError("one", "two"))
+
+
+class Attempts:
+    """Attempts of the tasks that end as told, by task and attempt; all others wait."""
+
+    def __init__(self, ends: dict[tuple[int, int], Callable[[], Any]]) -> None:
+        self.ends = ends
+        self.ended: list[tuple[int, int]] = []
+
+    async def __call__(self, spec: TaskSpec) -> Any:
+        try:
+            end = self.ends.get((spec.task_id, spec.attempt))
+            return end() if end is not None else await asyncio.get_running_loop().create_future()
+        finally:
+            self.ended.append((spec.task_id, spec.attempt))
+
+
+def die(task_id: int = 1) -> Any:
+    raise TaskDiedError("it died", task_id=task_id)
+
+
+async def test_a_task_that_dies_too_often() -> None:
+    """Its last error says how often it was restarted, and the others are ended."""
+    attempts = Attempts({(1, 1): die, (1, 2): die})
+    with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as raised:
+        await supervise(attempts, spec_of())
+    assert [error.__notes__ for error in raised.value.exceptions] == [["not restarted again after 1 restarts"]]
+    assert attempts.ended == [(1, 1), (1, 2), (0, 1)]
+
+
+async def test_a_task_that_others_cancel() -> None:
+    """It is named: there is no result, and no error."""
+
+    def cancel() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await supervise(Attempts({(1, 1): cancel}), spec_of())
+    assert "was cancelled from outside" in str(raised.value.exceptions[0])
+
+
+class Store(MemoryStepStore):
+    """Counts what is asked of it."""
+
+    calls: list[str]
+    error: Exception | None = None
+
+    async def forget(self) -> None:
+        self.calls.append("forget")
+        if self.error is not None:
+            raise self.error
+
+    async def aclose(self) -> None:
+        self.calls.append("close")
+        await super().aclose()
+
+    async def inspect(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return await super().inspect()
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+@pytest.mark.parametrize("error", [None, StoreUnavailableError("it is away")])
+async def test_the_end_of_a_run(forgets: bool, error: Exception | None, caplog: pytest.LogCaptureFixture) -> None:
+    """A run with a random name is deleted, or the log says why not; a chief that dies meanwhile is restarted all the same."""
+    store = Store()
+    store.calls, store.error = [], error
+    ends = {(0, 1): lambda: die(0), (0, 2): lambda: 1, (1, 1): lambda: 2}
+    assert await launch(Attempts(ends), spec_of(), store, forgets=forgets) == [1, 2]
+    assert store.calls == [*["forget"] * forgets, "close"]
+    assert ("could not be deleted: it is away" in caplog.text) is (forgets and error is not None)
+    assert ("cannot read whether the chief has a successor: it is away" in caplog.text) is (error is not None)
