@@ -27,6 +27,9 @@ class OwnError(Exception):
 async def _end(task: Task, how: Any) -> Any:
     if isinstance(how, BaseException):
         raise how
+    running = asyncio.current_task()
+    assert running is not None
+    assert running.get_name() == task.name, "messages of its sessions have it"
     return how, task.name, os.environ["AIOHOOKS_STEP_STORE"], os.environ["AIOHOOKS_RUN"]
 
 
@@ -134,6 +137,7 @@ async def test_the_end_of_a_run(forgets: bool, error: Exception | None, caplog: 
     store.calls, store.error = [], error
     ends = {(0, 1): lambda: die(0), (0, 2): lambda: 1, (1, 1): lambda: 2}
     assert await launch(Attempts(ends), spec_of(), store, forgets=forgets) == [1, 2]
+    assert "it died; restarting it in 0.0 s, attempt 2" in caplog.text
     assert store.calls == [*["forget"] * forgets, "close"]
     assert ("could not be deleted: it is away" in caplog.text) is (forgets and error is not None)
     assert ("cannot read whether the chief has a successor: it is away" in caplog.text) is (error is not None)

@@ -88,26 +88,12 @@ class Phase(NamedTuple):
     """A phase of the session's life."""
 
     make: Make
-    reason: str
+    reason: str = SIGTERM
     """What clients get that wait for a step."""
-    notifies: bool
+    notifies: bool = True
     """Whether something in the session prints that it is in the phase; otherwise it is there from the beginning, or has ended."""
-    ends: bool
+    ends: bool = False
     """Whether the loop ends the session before the signal."""
-
-
-PHASES: dict[str, Phase] = {}
-"""The session's life in order."""
-
-
-def phase(name: str, reason: str = SIGTERM, *, notifies: bool = True, ends: bool = False) -> Callable[[Make], Make]:
-    """Register a phase."""
-
-    def add(make: Make) -> Make:
-        PHASES[name] = Phase(make, reason, notifies, ends)
-        return make
-
-    return add
 
 
 async def wait_for_feeds(session: ah.AsyncMonitoredSession) -> None:
@@ -218,44 +204,33 @@ def in_hook(method: str, then: Loop) -> Make:
     return lambda hold, directory: (session_of(model(), HoldingHook(hold, method)), after_hold(hold, then))
 
 
-phase("begin")(in_hook("begin", wait_for_feeds))
+def waiting_for(options: Callable[[], dict[str, Any]], loop: Loop) -> Make:
+    """Return a phase of a session with these options, which is not held."""
+    return lambda hold, directory: (session_of(**{"source": model(), **options()}), loop)
 
 
-@phase("waiting for the engine", notifies=False)
-def _engine(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    return session_of(model(), global_step=ah.open_step_store("redis://127.0.0.1:1")), wait_for_feeds
+def ending(then: Loop) -> Make:
+    """Return a phase after the loop has ended."""
+    return lambda hold, directory: (session_of(model()), after_hold(hold, then))
 
 
-@phase("waiting for the chief", notifies=False)
-def _chief(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    return session_of(ah.WorkerSessionCreator(model(), variables=ah.Variables())), wait_for_feeds
-
-
-@phase("restoring")
-def _restoring(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+def restoring(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    """A slow disk, when a checkpoint is restored."""
     Saver._fs = HoldingDisk(hold, "read", immediately=True)
     return session_of(saved_model(directory)), wait_for_feeds
 
 
-phase("created")(in_hook("after_create_session", wait_for_feeds))
+def saving(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    """A slow disk, when a checkpoint is written."""
+    Saver._fs = HoldingDisk(hold, "fsync", immediately=False)
+    saver = ah.CheckpointSaverHook(every=ah.Every(steps=1))
+    return session_of(saved_model(directory), saver), after_hold(hold, keep_stepping)
 
 
-@phase("waiting for feeds", notifies=False)
-def _idle(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    return session_of(model()), wait_for_feeds
+def long_step(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    """A step that never ends, and is cancelled after the grace period."""
 
-
-@phase("stepping", notifies=False)
-def _stepping(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    return session_of(model()), keep_stepping
-
-
-phase("before a run")(in_hook("before_run", run_once("train")))
-
-
-@phase("in a long step")
-def _long_step(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    async def step() -> dict[str, int]:  # is cancelled after the grace period
+    async def step() -> dict[str, int]:
         await hold.wait_entered()
         print_held()
         await asyncio.Event().wait()
@@ -264,9 +239,10 @@ def _long_step(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Lo
     return session_of(step), run_once("loss")
 
 
-@phase("in a step that computes")
-def _computing(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    async def step() -> dict[str, int]:  # and so stops the loop
+def computing(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
+    """A step that computes, and so stops the loop."""
+
+    async def step() -> dict[str, int]:
         print_held()
         while not session.should_stop():
             pass
@@ -274,16 +250,6 @@ def _computing(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Lo
 
     session = session_of(step)
     return session, after_hold(hold, run_once("loss"))
-
-
-phase("after a run")(in_hook("after_run", run_once("train")))
-
-
-@phase("saving")
-def _saving(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    Saver._fs = HoldingDisk(hold, "fsync", immediately=False)
-    saver = ah.CheckpointSaverHook(every=ah.Every(steps=1))
-    return session_of(saved_model(directory), saver), after_hold(hold, keep_stepping)
 
 
 class HeldPause(ah.Backoff):
@@ -312,23 +278,39 @@ def recovering(backoff: ah.Backoff, hold_in: str) -> Make:
     return make
 
 
-phase("pause before a recovery")(recovering(HeldPause(), ""))
-phase("recovering")(recovering(ah.Backoff(0, 0), "after_create_session"))
-phase("stopping", EARLIER)(in_hook("end", stop_itself))
-phase("closing", EARLIER)(in_hook("close", stop_itself))
+async def fail(session: ah.AsyncMonitoredSession) -> None:
+    raise OSError("out of paper")
 
 
-@phase("ended", EARLIER, notifies=False, ends=True)
-def _ended(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    return session_of(model()), after_hold(hold, stop_itself)
+def no_engine() -> dict[str, Any]:
+    return {"global_step": ah.open_step_store("redis://127.0.0.1:1")}
 
 
-@phase("failed", FAILED, notifies=False, ends=True)
-def _failed(hold: Hold, directory: str) -> tuple[ah.AsyncMonitoredSession, Loop]:
-    async def fail(session: ah.AsyncMonitoredSession) -> None:
-        raise OSError("out of paper")
+def no_chief() -> dict[str, Any]:
+    return {"source": ah.WorkerSessionCreator(model(), variables=ah.Variables())}
 
-    return session_of(model()), after_hold(hold, fail)
+
+PHASES: dict[str, Phase] = {
+    "begin": Phase(in_hook("begin", wait_for_feeds)),
+    "waiting for the engine": Phase(waiting_for(no_engine, wait_for_feeds), notifies=False),
+    "waiting for the chief": Phase(waiting_for(no_chief, wait_for_feeds), notifies=False),
+    "restoring": Phase(restoring),
+    "created": Phase(in_hook("after_create_session", wait_for_feeds)),
+    "waiting for feeds": Phase(waiting_for(dict, wait_for_feeds), notifies=False),
+    "stepping": Phase(waiting_for(dict, keep_stepping), notifies=False),
+    "before a run": Phase(in_hook("before_run", run_once("train"))),
+    "in a long step": Phase(long_step),
+    "in a step that computes": Phase(computing),
+    "after a run": Phase(in_hook("after_run", run_once("train"))),
+    "saving": Phase(saving),
+    "pause before a recovery": Phase(recovering(HeldPause(), "")),
+    "recovering": Phase(recovering(ah.Backoff(0, 0), "after_create_session")),
+    "stopping": Phase(in_hook("end", stop_itself), EARLIER),
+    "closing": Phase(in_hook("close", stop_itself), EARLIER),
+    "ended": Phase(ending(stop_itself), EARLIER, notifies=False, ends=True),
+    "failed": Phase(ending(fail), FAILED, notifies=False, ends=True),
+}
+"""The session's life in order."""
 
 
 # The server.

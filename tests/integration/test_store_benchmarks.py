@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from aiohooks import open_step_store
 from tests.benchmarks.measure import TINY, measure
 from tests.benchmarks.report import load
 from tests.benchmarks.rows import ROWS, SECTIONS, STORES
-from tests.benchmarks.store_peers import peers
-from tests.support.ray_cluster import actor_of
 from tests.support.ray_cluster import cluster as cluster
 from tests.support.source import ROOT
 
@@ -56,24 +53,3 @@ async def test_rows_about_ray_can_be_measured(cluster: str, tmp_path: Path) -> N
     (report,) = load(file)
     assert {result.row for result in report.results} == set(rows)
     assert all(result.figure is not None and result.figure > 0 for result in report.results)
-
-
-async def waiting_calls() -> int:
-    """Return how many calls wait in the actor."""
-    statistics: dict[str, int] = await asyncio.wrap_future(actor_of("ours", "benchmarks").statistics.remote().future())
-    return statistics["waiting"]
-
-
-async def test_all_waiters_of_a_process_are_one_call_of_the_actor(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes with ten waiters each: two calls wait in the actor."""
-    monkeypatch.setenv("RAY_ADDRESS", cluster)
-    async with open_step_store("ray://benchmarks", run="ours") as store:
-        async with peers("ray", "ours", "ray://benchmarks", 2, 10) as others:
-            await others.arm(1)
-            async with asyncio.timeout(45):  # the calls are on their way
-                while (calls := await waiting_calls()) < 3:
-                    pass
-            assert calls == 3, "one of each process, and one of this one"
-            await store.advance()
-            await others.woken()
-        await store.forget()

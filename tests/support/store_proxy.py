@@ -71,7 +71,6 @@ class _Pair:
         self.server = _End(proxy, self, server=True)
         self.dead = False
         self.answer_lost = False
-        self.requests = 0
 
     def accepted(self, client: _End) -> None:
         proxy = self.proxy
@@ -99,7 +98,6 @@ class _Pair:
         if self.dead:
             return
         if end is self.client:
-            self.requests += 1
             proxy.pieces += 1
             wanted = proxy.lost_answer
             if wanted is not None and wanted in data:
@@ -186,15 +184,15 @@ class Proxy:
         """The number of connections that pass data."""
         return sum(not pair.dead for pair in self.pairs)
 
-    def cut(self, *, refuse: bool = True) -> None:
-        """Reset all connections; with `refuse`, refuse new ones until `heal`."""
-        self.refuses = refuse
+    def cut(self) -> None:
+        """Reset all connections, and refuse new ones until `heal`."""
+        self.refuses = True
         for pair in tuple(self.pairs):
             pair.cut()
 
-    def black_hole(self, *, swallow_new: bool = True) -> None:
+    def black_hole(self) -> None:
         """Let nothing pass any more, without closing anything."""
-        self.swallows = swallow_new
+        self.swallows = True
         for pair in self.pairs:
             pair.dead = True
             self._dead.append(pair)

@@ -121,20 +121,12 @@ class Server:
 
     def kill(self) -> None:
         """Kill it by SIGKILL."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """Stop it by SIGTERM, and wait for its orderly end."""
-        self._end(signal.SIGTERM)
-
-    def _end(self, number: int) -> None:
         process, reader = self._process, self._reader
         if process is None:
             return
         self._process = self._reader = None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGCONT)
-            os.kill(process.pid, number)
+            os.kill(process.pid, signal.SIGKILL)
         process.wait(HANG_SECS)
         if reader is not None:
             reader.join(HANG_SECS)
