@@ -83,17 +83,6 @@ async def test_a_wake_is_one_message(server: Server, name: str) -> None:
         assert stats["in_msgs"] - got == 20
 
 
-async def test_concurrent_advances_are_one_message(server: Server, name: str) -> None:
-    """A hundred simultaneous advances of a process cost two messages, not a hundred."""
-    async with store_of(server.port, run=name, stream=name) as store:
-        await store.advance()
-        before = (await request_api(server.url, f"STREAM.INFO.{name}"))["state"]["last_seq"]
-        steps = await asyncio.gather(*(store.advance() for _ in range(100)))
-        assert sorted(steps) == list(range(2, 102))
-        after = (await request_api(server.url, f"STREAM.INFO.{name}"))["state"]["last_seq"]
-        assert after - before <= 2
-
-
 # Streams and messages of others.
 
 

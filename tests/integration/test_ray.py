@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 
 import pytest
@@ -58,29 +57,6 @@ async def test_a_look_from_outside_makes_no_actor(cluster: str) -> None:
             assert found is not None
             assert (found.step, found.waiting) == (2, None)
             await store.forget()
-
-
-@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
-async def test_the_actor_is_killed(cluster: str) -> None:
-    """Waits continue, no step is lost, and no poll is left in the actor. The heartbeat is an hour: nothing asks again."""
-    async with nothing_left():
-        a, b = (open_step_store("ray://aiohooks", run="killed", heartbeat=3600.0) for _ in range(2))
-        async with a, b:
-            await a.advance(5)
-            waiting = asyncio.ensure_future(b.wait_for(12))
-            assert await b.advance(2) == 7
-            actor = actor_of("killed")
-            before = await actor.statistics.remote()
-            os.kill(before["pid"], signal.SIGKILL)
-            # The process that is back first continues from what it knows; the other one's writes are added when that is back.
-            assert await a.advance(3) in (5 + 3, 7 + 3)
-            assert await b.advance(2) == 12
-            assert await waiting == 12
-            after = await actor.statistics.remote()
-            assert after["pid"] != before["pid"]
-            await a.aclose()
-            assert (await actor.statistics.remote())["waiting"] == 1
-            await b.forget()
 
 
 async def test_an_actor_of_another_store_at_the_same_address(cluster: str) -> None:

@@ -163,14 +163,6 @@ async def test_without_the_right_to_end_its_own_read(server: Server, run: str) -
 # What changes in the server.
 
 
-async def test_an_unknown_script_is_sent_again(server: Server, run: str) -> None:
-    """A server that has lost the script (SCRIPT FLUSH, a restart) gets it again; the write counts once."""
-    async with RedisStepStore(server.url, run=run) as store:
-        assert await store.advance() == 1
-        await execute(server, "SCRIPT", "FLUSH")
-        assert await store.advance() == 2
-
-
 async def test_deleted_keys_are_restored_by_a_heartbeat(server: Server, run: str) -> None:
     """Also without a write: the members are announced again, and the step is what it was."""
     async with RedisStepStore(server.url, run=run, heartbeat=0.05) as store, RedisStepStore(server.url, run=run) as other:

@@ -20,7 +20,6 @@ from tests.support.processes import run_python
 from tests.support.redis_servers import KINDS, execute
 from tests.support.source import ROOT
 from tests.support.store_servers import Server, free_port, running
-from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -118,19 +117,6 @@ async def test_a_server_of_another_kind(server: Server) -> None:
     assert "leave the number out" in await refused(RedisStepStore(f"{server.url}/99"))
     await execute(server, "REPLICAOF", "127.0.0.1", "1")
     assert "give the address of its master" in await refused(RedisStepStore(server.url), permanently=False)
-
-
-async def test_a_full_server(server: Server) -> None:
-    """An advance is applied once, when there is memory again, and the waiter of another store is woken."""
-    async with RedisStepStore(server.url) as store, RedisStepStore(server.url) as other:
-        wait = asyncio.ensure_future(other.wait_for(2))
-        assert await store.advance() == 1
-        await execute(server, "CONFIG", "SET", "maxmemory", "1")
-        advance = asyncio.ensure_future(store.advance())
-        await until_true(lambda: store.outage_secs is not None)
-        await execute(server, "CONFIG", "SET", "maxmemory", "0")
-        assert await advance == 2
-        assert await wait == 2
 
 
 def test_without_the_package() -> None:

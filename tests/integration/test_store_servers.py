@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,29 +285,3 @@ async def test_a_failover_by_hand(tmp_path: Path, behind: int) -> None:
                 assert await trainer.advance() == 6 + behind
                 assert await waiting == 6 + behind
                 assert (await waiter.value()).step == 6 + behind
-
-
-@pytest.mark.slow
-@pytest.mark.asyncio(loop_factories=["uvloop"])
-async def test_a_server_that_comes_back_with_an_older_copy_of_its_data(own_server: Server, tmp_path: Path) -> None:
-    """What it has lost of the run is given back: the step, and no exit from before ends a wait."""
-    async with store_of(own_server) as a, store_of(own_server) as b:
-        a.publisher("first").close()
-        assert await a.advance(5) == 5
-        await a.flush()
-        await asyncio.to_thread(own_server.kill)
-        copy = await asyncio.to_thread(shutil.copytree, own_server.data, tmp_path / "copy")
-        await asyncio.to_thread(own_server.start)
-        with a.publisher("late"):
-            await a.flush()
-            (waiting,) = await parked_waits(b, 20)
-            assert await a.advance(5) == 10
-            await b.wait_for(10)
-            await asyncio.to_thread(own_server.kill)
-            await asyncio.to_thread(shutil.rmtree, own_server.data)
-            await asyncio.to_thread(shutil.copytree, copy, own_server.data)
-            await asyncio.to_thread(own_server.start)
-            assert (await b.value()).step == 10
-            assert await a.advance(10) == 20
-            assert await waiting == 20
-    await asyncio.to_thread(own_server.kill)
