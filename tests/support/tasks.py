@@ -45,18 +45,17 @@ async def finds_the_run(task: Task) -> str:
         return type(store).__name__
 
 
-async def staggered(task: Task, last: int, kills: Sequence[int] = (), faults: Sequence[int] = ()) -> tuple[int, int]:
+async def staggered(task: Task, last: int, kills: Sequence[int] = ()) -> tuple[int, int]:
     """Start at the task's step and advance to the last; return the wanted first step, and the one at which it started.
 
     At each step at which a task may start, the chief continues only after that task has started, so a task that starts late, or
     waits for one step more, hangs the run: no clock is needed. The tasks `kills` kill their own processes, in their first
-    attempts, `KILLED_AFTER` steps after their starts; there the chief continues after they have started again. At the steps of
-    `faults` it continues after the test, which injects a fault there, has counted it as a start in the run `starts_of` this one.
+    attempts, `KILLED_AFTER` steps after their starts; there the chief continues after they have started again.
     """
     wanted = first_step(task.task_id)
     dies_at = wanted + KILLED_AFTER if task.task_id in kills and task.attempt == 1 else last
-    stops = [*map(first_step, range(1, task.num_workers + 1)), *(first_step(each) + KILLED_AFTER for each in kills), *faults]
-    async with open_step_store(run=starts_of(task.store.run), on_lost="keep") as starts:
+    stops = [*map(first_step, range(1, task.num_workers + 1)), *(first_step(each) + KILLED_AFTER for each in kills)]
+    async with open_step_store(run=f"{task.store.run} started", on_lost="keep") as starts:
         with task.store.publisher(task.name):
             at = await task.store.wait_for(wanted)
             if not task.is_chief or task.attempt > 1:
@@ -71,11 +70,6 @@ async def staggered(task: Task, last: int, kills: Sequence[int] = (), faults: Se
                 else:
                     await task.store.wait_for(step + 1)
     return wanted, at
-
-
-def starts_of(run: str) -> str:
-    """Return the name of the run in which the starts of the tasks of a run are counted."""
-    return f"{run} started"
 
 
 def check_staggered(started: Sequence[tuple[int, int]], killed: Sequence[int] = ()) -> None:
