@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import types
 from collections.abc import AsyncIterator
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -340,6 +341,43 @@ async def test_the_processes_end_with_their_launcher(tmp_path: Path, end: str) -
         if end == "SIGTERM":
             assert await asyncio.to_thread(launcher.wait) == 128 + signal.SIGTERM
     assert os.listdir(tmp_path / "temporary") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-9, "was killed by SIGKILL"),
+        (-70, "was killed by signal 70"),
+        (3, "ended with exit code 3"),
+        (0, "ended with exit code 0, before main had ended"),
+        (None, "ended with exit code None, before main had ended"),
+    ],
+)
+def test_the_cause_of_a_death(code: int | None, text: str) -> None:
+    """A signal by its name, or the exit code."""
+    assert local._describe_exit(code) == text
+
+
+@pytest.mark.parametrize(("parts", "result"), [(["whole"], b"whole"), (["in ", "two"], b"in two"), (["half"], None), ([], None)])
+async def test_a_result_is_whole_or_none(parts: list[str], result: bytes | None) -> None:
+    """It has the length that was announced, also if the pipe is still open; at the end of the pipe what is less is none."""
+    here: Any = types.SimpleNamespace(pid=os.getpid(), sentinel=0)
+    reader, writer = os.pipe()
+    receiving = asyncio.ensure_future(local._receive_result(reader, here))
+    try:
+        await ticks(3)
+        if parts:
+            os.write(writer, local._LENGTH.pack(5 if parts == ["half"] else len("".join(parts))))
+        for part in parts:
+            await ticks(3)
+            os.write(writer, part.encode())
+        if result is None:
+            os.close(writer)
+        assert await receiving == result
+    finally:
+        os.close(reader)
+        if result is not None:
+            os.close(writer)
 
 
 def test_the_view_of_what_is_sent_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
