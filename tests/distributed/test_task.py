@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,11 @@ import pytest
 
 from aiohooks import Backoff
 from aiohooks.distributed import Task
-from aiohooks.distributed.task import TaskSpec, launch, make_spec, run_task, supervise, unwrap_result
+from aiohooks.distributed.task import TaskSpec, launch, make_spec, run_task, supervise, until_sigterm, unwrap_result
 from aiohooks.errors import AiohooksError, StoreUnavailableError, TaskDiedError
 from aiohooks.stores import MemoryStepStore
+from aiohooks.testing import ManualClock
+from tests.support.waiting import parked, ticks, uncancellable
 
 
 class OwnError(Exception):
@@ -141,3 +144,46 @@ async def test_the_end_of_a_run(forgets: bool, error: Exception | None, caplog: 
     assert store.calls == [*["forget"] * forgets, "close"]
     assert ("could not be deleted: it is away" in caplog.text) is (forgets and error is not None)
     assert ("cannot read whether the chief has a successor: it is away" in caplog.text) is (error is not None)
+
+
+async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
+    """A launcher that is cancelled waits for them; cancelled again, for twice the grace period and five seconds more."""
+    released = asyncio.Event()
+    launcher = await parked(supervise(lambda spec: uncancellable(released), spec_of()))
+    try:
+        for _ in range(2):
+            await ticks(20)
+            launcher.cancel()
+        await ticks(20)
+        clock.advance(6.9)
+        await ticks(20)
+        assert not launcher.done()
+        clock.advance(0.2)
+        await ticks(20)
+        assert launcher.cancelled()
+    finally:
+        released.set()
+        await ticks(20)
+
+
+async def test_sigterm_ends_what_a_launcher_runs() -> None:
+    """It is cancelled, and the program ends with the code of the signal; a program that handles the signal itself goes on."""
+    ended: list[str] = []
+
+    async def running() -> str:
+        signal.raise_signal(signal.SIGTERM)
+        try:
+            await ticks(20)
+        finally:
+            ended.append("ended")
+        return "went on"
+
+    with pytest.raises(SystemExit) as raised:
+        await until_sigterm(running(), "the launcher")
+    assert (raised.value.code, ended) == (128 + signal.SIGTERM, ["ended"])
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.append("handled"))
+    try:
+        assert await until_sigterm(running(), "the launcher") == "went on"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended == ["ended", "handled", "ended"]
