@@ -177,7 +177,7 @@ async def _run_in_process(spec: TaskSpec, own_dir: str | None) -> Any:
     finally:
         receiver.close()
         if pid is not None:
-            ending = _end_process(process, grace_secs)
+            ending = _end_process(process, pid, grace_secs)
             code = await shielded(ending, grace_secs=2 * grace_secs + 1, what=process.name)
     if sent is not None:
         unpickle: Callable[[bytes], TaskResult] = cast("Any", ForkingPickler).loads
@@ -223,13 +223,12 @@ async def _receive_result(pipe: int, process: SpawnProcess) -> bytes | None:
             ended = bool(connection.wait([end], 0))  # before the pipe is read: all that was sent is in it then
 
 
-async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
+async def _end_process(process: SpawnProcess, pid: int, grace_secs: float) -> int | None:
     """Wait for the end of a process, which it comes to by itself or was asked for; kill it after the grace period.
 
     Returns:
         Its exit code.
     """
-    pid = process.pid
     with _open_process(pid, process.sentinel) as end:
         try:
             await limited(_wait_readable(end), grace_secs, process.name)
@@ -240,7 +239,7 @@ async def _end_process(process: SpawnProcess, grace_secs: float) -> int | None:
         process.join()
     code = process.exitcode
     process.close()
-    if code != 0 and pid is not None:
+    if code != 0:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)  # what it has started itself, and has not ended
     return code

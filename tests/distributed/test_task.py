@@ -14,7 +14,7 @@ import pytest
 from aiohooks import Backoff
 from aiohooks.distributed import Task
 from aiohooks.distributed.task import TaskSpec, launch, make_spec, run_task, supervise, until_sigterm, unwrap_result
-from aiohooks.errors import AiohooksError, StoreUnavailableError, TaskDiedError
+from aiohooks.errors import AiohooksError, PublisherFinishedError, StoreUnavailableError, TaskDiedError
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing import ManualClock
 from tests.support.waiting import parked, ticks, uncancellable
@@ -96,6 +96,17 @@ async def test_a_task_that_dies_too_often() -> None:
         await supervise(attempts, spec_of())
     assert [error.__notes__ for error in raised.value.exceptions] == [["not restarted again after 1 restarts"]]
     assert attempts.ended == [(1, 1), (1, 2), (0, 1)]
+
+
+async def test_a_clean_end_is_an_error() -> None:
+    """A task that ends so has no result, unless it had one before its chief died."""
+
+    def end() -> None:
+        raise PublisherFinishedError("chief finished at step 7")
+
+    with pytest.raises(ExceptionGroup, match="1 of 2 tasks failed") as raised:
+        await supervise(Attempts({(1, 1): end}), spec_of())
+    assert isinstance(raised.value.exceptions[0], PublisherFinishedError)
 
 
 async def test_a_task_that_others_cancel() -> None:
