@@ -144,6 +144,31 @@ async def test_a_lost_answer_is_not_counted_twice(server: Server, run: str) -> N
         assert await store.value() == Position(1, 5)
 
 
+@pytest.mark.parametrize("comes_late", [False, True])
+async def test_a_write_that_another_process_has_seen_counts_once(own_server: Server, comes_late: bool) -> None:
+    """A write is applied, its answer lost, and then the server's data; another process has seen the step, or found it."""
+    async with Proxy.to(own_server.port) as proxy, store_of(own_server, proxy.port) as a, contextlib.AsyncExitStack() as stack:
+        assert await a.advance(5) == 5
+        b = await stack.enter_async_context(store_of(own_server))
+        seen = asyncio.ensure_future(b.wait_for(6))
+        await b.value()
+        proxy.refuses = True
+        proxy.drop_answer(b"AIOHOOKS.run." if own_server.kind == "nats" else b"\r\nwrite\r\n")
+        sixth = asyncio.ensure_future(a.advance())
+        assert await seen == 6
+        if comes_late:
+            await b.aclose()
+            b = await stack.enter_async_context(store_of(own_server))
+            assert await b.value() == Position(1, 6)
+        await restart_without_data(own_server)
+        assert await b.value() == Position(1, 6)
+        assert not sixth.done()
+        proxy.heal()
+        assert await sixth == 6
+        assert await b.value() == Position(1, 6)
+    await asyncio.to_thread(own_server.kill)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_broken_connection_is_replaced(server: Server, fault: str, run: str) -> None:
     """A step crossed while the waiter's connection is broken wakes it when the connection is back; so does a call."""
