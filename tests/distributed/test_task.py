@@ -178,7 +178,7 @@ async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
 
 
 async def test_sigterm_ends_what_a_launcher_runs() -> None:
-    """It is cancelled, and the program ends with the code of the signal; a program that handles the signal itself goes on."""
+    """It is cancelled, and the program ends with the code of the signal; a program that handles the signal itself continues."""
     ended: list[str] = []
 
     async def running() -> str:
@@ -187,14 +187,14 @@ async def test_sigterm_ends_what_a_launcher_runs() -> None:
             await ticks(20)
         finally:
             ended.append("ended")
-        return "went on"
+        return "continued"
 
     with pytest.raises(SystemExit) as raised:
         await until_sigterm(running(), "the launcher")
     assert (raised.value.code, ended) == (128 + signal.SIGTERM, ["ended"])
     before = signal.signal(signal.SIGTERM, lambda *_: ended.append("handled"))
     try:
-        assert await until_sigterm(running(), "the launcher") == "went on"
+        assert await until_sigterm(running(), "the launcher") == "continued"
     finally:
         signal.signal(signal.SIGTERM, before)
     assert ended == ["ended", "handled", "ended"]
