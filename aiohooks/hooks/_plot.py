@@ -38,22 +38,26 @@ def draw(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: str,
         InvalidArgumentError: there is nothing to draw.
         OSError: the file cannot be written.
     """
+    with _drawing:
+        write_whole(path, FigureCanvasAgg(series_figure(series, title)).print_png)
+
+
+def series_figure(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str | None) -> Figure:
+    """Return the picture of these series."""
     drawn = {tag: points for tag, points in series.items() if points[0]}
     if not drawn:
         raise InvalidArgumentError("there are no numbers to draw")
     left_out = len(drawn) - _MAX_PANELS
     drawn = dict(list(drawn.items())[:_MAX_PANELS])
-    with _drawing:
-        figure = Figure(figsize=(9, 0.9 + _PANEL_INCHES * len(drawn)), dpi=110, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        panels: list[Axes] = list(figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0])
-        for panel, (tag, (steps, values)) in zip(panels, drawn.items(), strict=True):
-            _fill_panel(panel, tag, steps, values)
-        panels[-1].set_xlabel("step" if left_out <= 0 else f"step ({left_out} more values are not drawn)")
-        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
-        if title is not None:
-            figure.suptitle(_plain(title), fontsize=11)
-        write_whole(path, canvas.print_png)
+    figure = Figure(figsize=(9, 0.9 + _PANEL_INCHES * len(drawn)), dpi=110, layout="constrained")
+    panels: list[Axes] = list(figure.subplots(len(drawn), 1, sharex=True, squeeze=False)[:, 0])
+    for panel, (tag, (steps, values)) in zip(panels, drawn.items(), strict=True):
+        _fill_panel(panel, tag, steps, values)
+    panels[-1].set_xlabel("step" if left_out <= 0 else f"step ({left_out} more values are not drawn)")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    if title is not None:
+        figure.suptitle(_plain(title), fontsize=11)
+    return figure
 
 
 def _fill_panel(panel: Axes, tag: str, steps: Sequence[int], values: Sequence[float]) -> None:
@@ -126,42 +130,43 @@ def draw_lanes(lanes: Lanes, path: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    with _drawing:
+        write_whole(path, FigureCanvasAgg(lanes_figure(lanes)).print_png)
+
+
+def lanes_figure(lanes: Lanes) -> Figure:
+    """Return the picture of a timeline."""
     count = len(lanes.lanes)
     factor, unit = time_unit(lanes.end)
     end = lanes.end * factor or 1.0
-    with _drawing:
-        figure = Figure(figsize=(_LANES_WIDTH, 1.25 + _LANE_INCHES * count), dpi=110, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        panel: Axes = figure.add_subplot()
-        panel.set_xlim(0, end)
-        panel.set_ylim(count - 0.5, -0.5)
-        for bar in lanes.steps[::2]:
-            panel.axvspan(bar.began * factor, bar.ends(lanes.end) * factor, color="#eef2f7", linewidth=0, zorder=0)
-        for row, lane in enumerate(lanes.lanes):
-            _fill_lane(panel, row, lane, lanes, factor)
-        for at, name in lanes.marks:
-            panel.axvline(at * factor, color=_BAD, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
-            side = "right" if at * factor > 0.7 * end else "left"
-            panel.annotate(
-                f" {_plain(name)} ", (at * factor, -0.5), ha=side, va="bottom", fontsize=7.5, color=_BAD, annotation_clip=False
-            )
-        panel.set_yticks(
-            range(count),
-            [_plain(lane.name if len(lane.name) <= 32 else f"{lane.name[:31]}…") for lane in lanes.lanes],
-            fontsize=9,
+    figure = Figure(figsize=(_LANES_WIDTH, 1.25 + _LANE_INCHES * count), dpi=110, layout="constrained")
+    panel: Axes = figure.add_subplot()
+    panel.set_xlim(0, end)
+    panel.set_ylim(count - 0.5, -0.5)
+    for bar in lanes.steps[::2]:
+        panel.axvspan(bar.began * factor, bar.ends(lanes.end) * factor, color="#eef2f7", linewidth=0, zorder=0)
+    for row, lane in enumerate(lanes.lanes):
+        _fill_lane(panel, row, lane, lanes.end, factor)
+    for at, name in lanes.marks:
+        panel.axvline(at * factor, color=_BAD, linewidth=1.2, linestyle=(0, (4, 2)), zorder=4)
+        side = "right" if at * factor > 0.7 * end else "left"
+        panel.annotate(
+            f" {_plain(name)} ", (at * factor, -0.5), ha=side, va="bottom", fontsize=7.5, color=_BAD, annotation_clip=False
         )
-        panel.tick_params(axis="y", length=0)
-        panel.set_xlabel(f"{unit}; dark: the call holds the event loop", fontsize=8.5, color="#555555")
-        panel.grid(visible=True, axis="x", color="#dfe3e8", linewidth=0.7)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right", "left"]].set_visible(False)
-        figure.suptitle(_plain(lanes.heading()), fontsize=10.5, fontweight="bold", x=0.01, ha="left")
-        write_whole(path, canvas.print_png)
+    labels = [lane.name if len(lane.name) <= 32 else f"{lane.name[:31]}…" for lane in lanes.lanes]
+    panel.set_yticks(range(count), list(map(_plain, labels)), fontsize=9)
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel(f"{unit}; dark: the call holds the event loop", fontsize=8.5, color="#555555")
+    panel.grid(visible=True, axis="x", color="#dfe3e8", linewidth=0.7)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right", "left"]].set_visible(False)
+    figure.suptitle(_plain(lanes.heading()), fontsize=10.5, fontweight="bold", x=0.01, ha="left")
+    return figure
 
 
-def _fill_lane(panel: Axes, row: int, lane: Lane, lanes: Lanes, factor: float) -> None:
+def _fill_lane(panel: Axes, row: int, lane: Lane, end: float, factor: float) -> None:
     color = _COLORS.get(lane.kind, _SMOOTH)
-    bars = [(bar, bar.began * factor, (bar.ends(lanes.end) - bar.began) * factor) for bar in lane.bars]
+    bars = [(bar, bar.began * factor, (bar.ends(end) - bar.began) * factor) for bar in lane.bars]
     span = (row - 0.36, 0.72)
     few = len(bars) <= _MAX_LABELS
     panel.broken_barh(
@@ -169,10 +174,10 @@ def _fill_lane(panel: Axes, row: int, lane: Lane, lanes: Lanes, factor: float) -
         linewidth=0.8 if few else 0.0, zorder=2,
     )  # fmt: skip
     held = [(began, min(length, bar.held_secs * factor)) for bar, began, length in bars if bar.held_secs]
-    panel.broken_barh(held, (row - 0.36, 0.72), facecolors=color, linewidth=0, zorder=2.5)
+    panel.broken_barh(held, span, facecolors=color, linewidth=0, zorder=2.5)
     failed = [(began, length) for bar, began, length in bars if bar.error is not None]
     panel.broken_barh(failed, span, facecolors="none", edgecolors=_BAD, hatch="////", linewidth=1.4, zorder=3)
-    inches = (_LANES_WIDTH - 2.2) / (lanes.end * factor or 1.0)
+    inches = (_LANES_WIDTH - 2.2) / (end * factor or 1.0)
     for bar, began, length in bars if few else ():
         text = bar.name + ("…" if bar.secs is None else "")
         if text != lane.name and len(text) * _CHAR_INCHES < length * inches:

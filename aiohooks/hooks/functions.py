@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -141,7 +140,12 @@ class LambdaHook(SessionRunHook):
                 raise InvalidArgumentError(
                     f"fetches is {fetches!r}; it goes with after_run and without before_run, which requests its own"
                 )
-            functions["before_run"] = functools.partial(_request, SessionRunArgs(fetches))
+            args = SessionRunArgs(fetches)
+
+            async def request(run_context: SessionRunContext) -> SessionRunArgs:  # without an await: it needs no task
+                return args
+
+            functions["before_run"] = request
         self._described = ", ".join(f"{method}={fn!r}" for method, fn in given.items() if fn is not None)
         calls = {method: _as_coroutine_function(fn) for method, fn in functions.items()}
         if every is not None:
@@ -191,10 +195,6 @@ def _no_such_method(name: str) -> InvalidHookError:
     return InvalidHookError(f"{name!r} is not a method of a hook; {did_you_mean(name, HOOK_METHODS)}")
 
 
-async def _request(args: SessionRunArgs, run_context: SessionRunContext) -> SessionRunArgs:
-    return args
-
-
 def _check_function(method: str, fn: Function) -> None:
     check_callable(fn, method)
     try:
@@ -228,8 +228,11 @@ class _DueRuns(ScheduledHook):
         self._every = every
         self._calls = calls
         self._requests = "before_run" in calls
+        self._reset()
+
+    def _reset(self) -> None:
         self._clock: Clock = current_clock()
-        self._timer: EveryTimer = every.timer()
+        self._timer: EveryTimer = self._every.timer()
         self._due = False
 
     def methods(self) -> dict[str, Function]:
@@ -239,9 +242,7 @@ class _DueRuns(ScheduledHook):
         return {name: getattr(self, name) for name in names}
 
     async def begin(self) -> None:
-        self._clock = current_clock()
-        self._timer = self._every.timer()
-        self._due = False
+        self._reset()
         await self._call("begin")
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
@@ -253,7 +254,7 @@ class _DueRuns(ScheduledHook):
         return await self._call("before_run", run_context) if self.before_run_is_due(run_context) else None
 
     def before_run_is_due(self, run_context: SessionRunContext) -> bool:
-        self._due = self._is_due(run_context)
+        self._due = self._timer.due(run_context.global_step, self._clock.now())
         return self._due
 
     @only_if("after_run_is_due")
@@ -263,10 +264,7 @@ class _DueRuns(ScheduledHook):
             await self._call("after_run", run_context, run_values)
 
     def after_run_is_due(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        return self._due if self._requests else self._is_due(run_context)
+        return self._due if self._requests else self._timer.due(run_context.global_step, self._clock.now())
 
     async def _call(self, method: str, *args: Any) -> Any:
         return await self._calls[method](*args) if method in self._calls else None
-
-    def _is_due(self, run_context: SessionRunContext) -> bool:
-        return self._timer.due(run_context.global_step, self._clock.now())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -55,6 +56,8 @@ async def test_all_methods_are_called_in_worker_threads() -> None:
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
         assert await session.run("loss") == 42
     assert [name for name, _ in calls] == [*HOOK_METHODS]
+    left = [value for variable, value in contextvars.copy_context().items() if variable.name == "aiohooks_thread_call"]
+    assert not any(left), "a thread that is started here would wait for a call that has ended"
     assert results == [42, None]
     assert threading.current_thread() not in [thread for _, thread in calls]
 

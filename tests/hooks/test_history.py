@@ -1,12 +1,7 @@
-"""HistoryHook: values kept in memory, and the plot of a run."""
+"""HistoryHook: values kept in memory."""
 
 from __future__ import annotations
 
-import math
-import os
-import struct
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +9,6 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.hooks.history import HistoryHook
-from aiohooks.hooks.records import CSVHook, JSONLinesHook
-from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import RestoringHook
 from tests.support.sessions import counting_graph, going_back, train
 
@@ -71,84 +64,3 @@ async def test_a_recovery_that_moves_the_step_back() -> None:
         for _ in range(6):
             await session.run("train")
     assert hook.steps == [1, 2, 3, 4]
-
-
-# -- the plot
-
-# matplotlib keeps the files of fonts open, for each thread that draws.
-draws = pytest.mark.may_leak
-
-
-def size_of(picture: Path) -> tuple[int, int]:
-    """Return width and height of a PNG."""
-    content = picture.read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n")
-    width, height = struct.unpack(">II", content[16:24])
-    return width, height
-
-
-@draws
-async def test_it_draws_a_picture_at_the_end(tmp_path: Path) -> None:
-    """There is one panel per tag, so more tags make a higher picture; no other file is left in the directory."""
-    await train(HistoryHook(["loss"], plot=tmp_path / "one.png"), runs=3)
-    await train(HistoryHook(["loss", "total"], plot=tmp_path / "two.png"), runs=3)
-    (width, one), (same, two) = size_of(tmp_path / "one.png"), size_of(tmp_path / "two.png")
-    assert width == same
-    assert one < two
-    assert sorted(os.listdir(tmp_path)) == ["one.png", "two.png"]
-    assert "matplotlib.pyplot" not in sys.modules
-
-
-@draws
-async def test_a_failed_run_has_a_picture(tmp_path: Path) -> None:
-    """The picture is drawn however the session ended, unless the history is empty."""
-    for runs in (2, 0):
-        faults = FaultInjectionHook({("before_run", runs + 1): ZeroDivisionError()})
-        with pytest.raises(ZeroDivisionError):
-            await train(HistoryHook(["loss"], plot=tmp_path / f"{runs}.png"), faults, runs=runs + 1)
-    assert os.listdir(tmp_path) == ["2.png"]
-
-
-@draws
-async def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error is the session's, and no partial picture is left."""
-    (tmp_path / "run.png").mkdir()
-    with pytest.raises(OSError, match=r"run\.png"):
-        await train(HistoryHook(["loss"], plot=tmp_path / "run.png"), runs=1)
-    assert os.listdir(tmp_path) == ["run.png"]
-
-
-@draws
-@pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
-async def test_the_command_draws_what_the_hooks_wrote(tmp_path: Path, make: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """`plot` reads either file and writes the picture beside it, or to the given path."""
-    from aiohooks.hooks._plot import plot
-
-    await train(make(tmp_path / "run.log", record_fn=lambda _: {"loss": math.nan, "acc": 0.5, "note": "a text"}), runs=3)
-    assert plot(str(tmp_path / "run.log"), None) == 0
-    assert plot(str(tmp_path / "run.log"), str(tmp_path / "other.png")) == 0
-    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "run.png"), str(tmp_path / "other.png")]
-    assert (tmp_path / "run.png").read_bytes() == (tmp_path / "other.png").read_bytes()
-    assert size_of(tmp_path / "run.png")[1] > 500  # two panels: the text has none
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("run.csv", None, "No such file"),
-        ("run.csv", "hello\n", "is not a file of CSVHook"),
-        ("run.csv", "step,time,loss\n", "no numbers to draw"),
-        ("run.png", "", "would replace the run"),
-    ],
-)
-def test_the_command_says_what_is_wrong(
-    tmp_path: Path, name: str, content: str | None, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A file that cannot be drawn gives status 1 and the reason, and no picture."""
-    from aiohooks.hooks._plot import plot
-
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    assert plot(str(tmp_path / name), None) == 1
-    assert says in capsys.readouterr().err
-    assert (tmp_path / "run.png").exists() is (name == "run.png")

@@ -1,4 +1,4 @@
-"""Lanes: reading a trace back, and drawing it as text and as a PNG."""
+"""Lanes: reading a trace back, and drawing it as text."""
 
 from __future__ import annotations
 
@@ -126,6 +126,14 @@ def test_long_names_are_shortened() -> None:
     assert rows[1].label.endswith("…")
 
 
+def test_the_cells() -> None:
+    """A cell is full from a half on; the ruler has a label at every sixteenth cell or so."""
+    lanes = Lanes((Lane("l", "hook", (Bar("a", 0.0, 0.5), Bar("b", 1.0, 0.49), Bar("c", 2.0, 46.0))),))
+    rows = text_rows(lanes, 48 + len("l" + "  " + "  100 %"))
+    assert rows[0].cells == f"{'0 s':24}{'24 s':20}48 s"
+    assert rows[1].cells[:4] == "█░██"
+
+
 def test_without_a_duration() -> None:
     """What took no time at all can be drawn."""
     lanes = Lanes((Lane("steps", "step", (Bar("step 1", 0.0, 0.0),)),))
@@ -134,25 +142,11 @@ def test_without_a_duration() -> None:
     assert (LANES.dropped, LANES.last_steps(1).dropped) == (3, 0)
 
 
-def test_as_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`plot` draws a trace beside it or at the path, and says what is wrong with other files."""
-    from aiohooks.hooks._plot import plot
-
-    path = str(tmp_path / "trace.json")
-    write_trace(path, LANES)
-    assert plot(path) == 0
-    assert plot(path, str(tmp_path / "one.png"), steps=1) == 0
-    pictures = [(tmp_path / name).read_bytes() for name in ("trace.png", "one.png")]
-    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
-    assert pictures[0] != pictures[1]
+def test_other_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no trace is said, with status 1."""
     run = tmp_path / "run.csv"
     run.write_text("step,time,loss\n1,1.0,0.5\n")
-    assert plot(str(run), steps=2) == 1
-    assert "--steps is for a trace" in capsys.readouterr().err
     assert plot_in_terminal(str(run)) == 1
     assert "--terminal draws the lanes of a trace" in capsys.readouterr().err
     assert plot_in_terminal(str(tmp_path / "none.json")) == 1
     assert "No such file" in capsys.readouterr().err
-    lines = tmp_path / "lines.json"
-    lines.write_text('{"step": 1, "time": 1.0, "loss": 2}\n')
-    assert plot(str(lines)) == 0

@@ -196,6 +196,20 @@ async def test_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: boo
     assert len(synced) == count
 
 
+@both
+def test_records_that_were_not_written_when_the_process_died(tmp_path: Path, make: Callable[..., Hook]) -> None:
+    """Those of a checkpoint that the file does not have are written first: after its last line, and up to the step."""
+    path = file_of(make, tmp_path)
+    for start, first in ((0, [1, 2]), (4, [3, 4])):
+        file = RecordFile(str(path), CSVFormat(["loss"]) if make is CSVHook else JSONLinesFormat(), fsync=False)
+        restored = [Record(step, 1.0, {"loss": float(step)}) for step in range(1, 6)]
+        missing = file.open_at(start, restored)
+        assert [record.step for record in missing] == ([] if start == 0 else first)
+        file.write([record for record in restored if record.step in first] if start == 0 else missing)
+        file.close()
+    assert steps(path) == [1, 2, 3, 4]
+
+
 def test_reading_another_file(tmp_path: Path) -> None:
     """Reading a file of another kind is an error that says so; a torn last line is ignored."""
     path = tmp_path / "other"

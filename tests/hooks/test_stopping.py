@@ -36,8 +36,8 @@ async def seconds_run(
     runs = 0
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, *others]) as session:
         while not session.should_stop() and runs < most:
-            await session.run("train")
             runs += 1
+            await session.run("train")
             clock.advance(1)
     return runs, session.stop_reason
 

@@ -198,13 +198,14 @@ async def test_failed_writes_are_logged_and_the_run_continues(tmp_path: Path, ca
     assert scalars(tmp_path, "total") == [(1, 0), (4, 3), (5, 4)]
 
 
-async def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
+def test_nothing_is_written_after_a_torn_record(tmp_path: Path) -> None:
     """After a partial write a new file is started, because readers stop at a torn record."""
     from aiohooks.hooks._record_files import Record
     from aiohooks.hooks._tensorboard import EventFile
 
     file = EventFile(str(tmp_path))
     file.open()
+    assert next(tmp_path.iterdir()).stat().st_size > 0
     file.write([Record(1, 1.0, {"loss": 1.0})])
     torn = file._writer._py_recordio_writer
     torn._writer.write(b"half a record")

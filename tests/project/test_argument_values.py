@@ -285,6 +285,7 @@ VALUES: list[Case] = [
     (ah.HookTimingHook, {"warn_secs": 0}, "warn_secs is 0", ""),
     (ah.HookTimingHook, {"every": 3}, "every is 3", ""),
     (ah.TimelineHook, {"every": ah.Every(steps=2)}, "every is given, and path is None", "give the file to write"),
+    (ah.TimelineHook, {"path": "trace.json", "every": 5}, "every is 5", "give an Every"),
     (ah.LambdaHook, {}, "no function was given", ""),
     (ah.LambdaHook, {"end": 5}, "end is 5", "give a function"),
     (ah.LambdaHook, {"end": print, "every": ah.Every(steps=1)}, "neither before_run nor after_run", ""),
