@@ -28,19 +28,12 @@ class StepCounterHook(ScheduledHook):
     Warns, at most five times a session, when runs do not advance the step.
     """
 
-    def __init__(
-        self,
-        every: Every = Every(steps=100),
-        *,
-        on_rate: Callable[[int, float], None] | None = None,
-        logger: logging.Logger | None = None,
-    ) -> None:
+    def __init__(self, every: Every = Every(steps=100), *, on_rate: Callable[[int, float], None] | None = None) -> None:
         """Create the hook.
 
         Args:
             every: when to measure.
             on_rate: called with the step and the steps per second, each time in addition to the log.
-            logger: where to log, at level info; by default the logger "aiohooks.hooks".
 
         Raises:
             InvalidArgumentError: `every` is not an Every.
@@ -49,7 +42,6 @@ class StepCounterHook(ScheduledHook):
         check_callable(on_rate, "on_rate", optional=True)
         self._every = every
         self._on_rate = on_rate
-        self._logger = logger or _logger
         self._reset()
 
     def _reset(self) -> None:
@@ -70,7 +62,7 @@ class StepCounterHook(ScheduledHook):
         step = run_context.global_step
         if step == self._last_step and self._warnings < _MAX_WARNINGS:
             self._warnings += 1
-            self._logger.warning(
+            _logger.warning(
                 "the global step (%d) has not been increased by this run; is the train operation among the fetches?", step
             )
         self._last_step = step
@@ -80,7 +72,7 @@ class StepCounterHook(ScheduledHook):
         secs, steps = self._timer.mark(step, now)
         if secs > 0:
             rate = self.steps_per_sec = steps / secs
-            self._logger.info("global_step/sec: %.6g (at step %d)", rate, step)
+            _logger.info("global_step/sec: %.6g (at step %d)", rate, step)
             if self._on_rate is not None:
                 self._on_rate(step, rate)
 
@@ -162,13 +154,7 @@ class LoggingHook(FetchingHook):
     _first: ClassVar[bool] = True
 
     def __init__(
-        self,
-        values: Values,
-        *,
-        every: Every | None = None,
-        at_end: bool = False,
-        formatter: Formatter | None = None,
-        logger: logging.Logger | None = None,
+        self, values: Values, *, every: Every | None = None, at_end: bool = False, formatter: Formatter | None = None
     ) -> None:
         """Create the hook.
 
@@ -177,7 +163,6 @@ class LoggingHook(FetchingHook):
             every: when to log; may be left out with `at_end`.
             at_end: log at the end too.
             formatter: returns the whole line for a dict of the values.
-            logger: where to log, at level info; by default the logger "aiohooks.hooks".
 
         Raises:
             InvalidArgumentError: nothing to log, it would never log, or `values` is a str instead of a list.
@@ -191,7 +176,6 @@ class LoggingHook(FetchingHook):
             raise InvalidArgumentError("it would never log; give every=Every(...), at_end=True, or both")
         self._at_end = at_end
         self._formatter = formatter
-        self._logger = logger or _logger
         super().__init__(self._fetches, every)
 
     def _reset(self) -> None:
@@ -219,10 +203,10 @@ class LoggingHook(FetchingHook):
         now = self._clock.now()
         previous, self._logged_at = self._logged_at, now
         if self._formatter is not None:
-            self._logger.info("%s", self._formatter(values))
+            _logger.info("%s", self._formatter(values))
             return
         line = f"step {step}: " + ", ".join(f"{tag} = {_text(value)}" for tag, value in values.items())
-        self._logger.info("%s", line if previous is None else f"{line} ({now - previous:.3f} sec)")
+        _logger.info("%s", line if previous is None else f"{line} ({now - previous:.3f} sec)")
 
 
 def _text(value: Any) -> str:

@@ -6,11 +6,11 @@ import datetime
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Never
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._validate import check_callable, check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite
+from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, is_stateful, snapshot
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
 from aiohooks.graph.graph import Node
@@ -100,7 +100,6 @@ class StopAtTimeHook(SessionRunHook):
         deadline: datetime.datetime | float | None = None,
         margin_secs: float = 0.0,
         keep_elapsed: bool = False,
-        wall_time: Callable[[], float] = time.time,
         name: str | None = None,
     ) -> None:
         """Create the hook with exactly one of `secs` and `deadline`.
@@ -121,14 +120,12 @@ class StopAtTimeHook(SessionRunHook):
             raise InvalidArgumentError(f"secs is {secs!r} and deadline is {deadline!r}; give one of them")
         check_secs(secs, "secs", optional=True)
         check_secs(margin_secs, "margin_secs")
-        check_callable(wall_time, "wall_time")
         if keep_elapsed and secs is None:
             raise InvalidArgumentError("keep_elapsed is for secs=; a deadline does not move when a run is resumed")
         self._secs = secs
         self._deadline = None if deadline is None else _unix_time(deadline)
         self._margin_secs = margin_secs
         self._keep_elapsed = keep_elapsed
-        self._wall_time = wall_time
         self.name: str = name or ""
         self._reset()
 
@@ -154,7 +151,7 @@ class StopAtTimeHook(SessionRunHook):
         """Start counting."""
         self._reset()
         self._began = self._clock.now()
-        total = self._secs if self._deadline is None else self._deadline - self._wall_time()
+        total = self._secs if self._deadline is None else self._deadline - time.time()
         self._allowed_secs = (total or 0.0) - self._margin_secs
 
     def state_dict(self) -> dict[str, Any]:

@@ -75,7 +75,6 @@ class WatchdogHook(SessionRunHook):
         wait_secs: float | None = None,
         blocked_secs: float | None = None,
         on_stall: OnStall = "report",
-        logger: logging.Logger | None = None,
     ) -> None:
         """Create the hook with its limits.
 
@@ -92,7 +91,6 @@ class WatchdogHook(SessionRunHook):
             on_stall: "report" logs the stall as an error. "stop" also requests a stop, which ends waits for a step and
                 through `until`; the run may finish. "raise" also interrupts the run, or the wait, with
                 `SessionStalledError`. Neither can interrupt an await of the block itself or the creation of a session.
-            logger: where to log; by default the logger "aiohooks.hooks".
         """
         check_secs(step_secs, "step_secs", positive=True)
         own = {"first step": first_step_secs, "hook": hook_secs, "save": save_secs, "evaluation": evaluation_secs}
@@ -110,7 +108,6 @@ class WatchdogHook(SessionRunHook):
         self._limits_hooks = hook_secs is not None
         self._blocked_secs = blocked_secs
         self._on_stall = on_stall
-        self._logger = logger or _logger
         self.stalls: deque[Stall] = deque(maxlen=_MAX_STALLS)
         """The stalls of this session, the latest last."""
         self._reset()
@@ -232,7 +229,7 @@ class WatchdogHook(SessionRunHook):
 
     def _report(self, stall: Stall, summary: str) -> None:
         self.stalls.append(stall)
-        self._logger.error("the session stalls: %s", stall.report)
+        _logger.error("the session stalls: %s", stall.report)
         if self._coord is None or self._on_stall == "report":
             return
         reason = f"the session stalls: {summary}"

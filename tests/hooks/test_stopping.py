@@ -18,8 +18,12 @@ from tests.support.hooks import RestoringHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph
 from tests.support.waiting import ticks
 
-NOON = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
 EAST = datetime.timezone(datetime.timedelta(hours=5))
+
+
+def in_secs(secs: float) -> Callable[[], datetime.datetime]:
+    """Return a function that returns the time so many seconds from then on."""
+    return lambda: datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=secs)
 
 
 class BusyClock(ManualClock):
@@ -67,18 +71,24 @@ async def test_the_reason_of_a_stop_at_a_step(start: int, by: int, reason: str) 
         ({"secs": 10}, 10, "the time is up: 10 s"),
         ({"secs": 10, "margin_secs": 2.5}, 8, "the time is up: 10 s, less a margin of 2.5 s"),
         ({"secs": 10, "margin_secs": 99.0}, 0, "the time is up: 10 s, less a margin of 99 s"),
-        ({"deadline": NOON, "margin_secs": 2}, 8, "the deadline is reached: 2030-01-01 12:00:00+00:00, less a margin of 2 s"),
-        ({"deadline": NOON.timestamp()}, 10, "the deadline is reached: 2030-01-01 12:00:00+00:00"),
-        ({"deadline": NOON.astimezone(EAST)}, 10, "the deadline is reached: 2030-01-01 12:00:00+00:00"),
-        ({"deadline": NOON.timestamp() - 11}, 0, "the deadline is reached: 2030-01-01 11:59:49+00:00"),
+        ({"deadline": in_secs(10), "margin_secs": 2}, 8, "the deadline is reached: {}, less a margin of 2 s"),
+        ({"deadline": lambda: in_secs(10)().timestamp()}, 10, "the deadline is reached: {}"),
+        ({"deadline": lambda: in_secs(10)().astimezone(EAST)}, 10, "the deadline is reached: {}"),
+        ({"deadline": in_secs(-1)}, 0, "the deadline is reached: {}"),
     ],
 )
 async def test_when_and_why_the_time_is_up(options: dict[str, Any], runs: int, reason: str) -> None:
     """Runs begin until the time is up, less a margin: after seconds of the clock, or at a point in time in any time zone."""
     with ManualClock(now=500.0) as clock:
-        hook = StopAtTimeHook(**options, wall_time=lambda: NOON.timestamp() - 10)
+        if "deadline" in options:
+            deadline = options["deadline"]()
+            when = (
+                deadline if isinstance(deadline, datetime.datetime) else datetime.datetime.fromtimestamp(deadline, datetime.UTC)
+            )
+            options, reason = {**options, "deadline": deadline}, reason.format(f"{when.astimezone(datetime.UTC):%F %T+00:00}")
+        hook = StopAtTimeHook(**options)
         assert hook.elapsed_secs == hook.remaining_secs == 0.0
-        for _ in range(2):  # the same object has its whole time again in the next session
+        for _ in range(2 if "secs" in options else 1):  # the same object has its whole time again in the next session
             assert await seconds_run(hook, clock) == (runs, reason)
         assert clock.pending == 0
 

@@ -230,7 +230,6 @@ VALUES: list[Case] = [
     (ah.StopAtTimeHook, {"secs": 1, "deadline": 1}, "give one of them", ""),
     (ah.StopAtTimeHook, {"secs": -1}, "secs is -1", "give seconds"),
     (ah.StopAtTimeHook, {"secs": 1, "margin_secs": NAN}, "margin_secs is nan", "give seconds"),
-    (ah.StopAtTimeHook, {"secs": 1, "wall_time": 5}, "wall_time is 5", "give a function"),
     (ah.StopAtTimeHook, {"deadline": 1, "keep_elapsed": True}, "keep_elapsed is for secs=", ""),
     (ah.StopAtTimeHook, {"deadline": math.inf}, "deadline is inf", "give a datetime"),
     (ah.StopAtTimeHook, {"deadline": "noon"}, "deadline is 'noon'", "give a datetime"),

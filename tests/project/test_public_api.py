@@ -194,7 +194,7 @@ SIGNATURES: dict[str, str | None] = {
         "(*, begin=None, after_create_session=None, before_run=None, after_run=None, end=None, close=None, "
         "fetches=None, every=None, name=None, **unknown)"
     ),
-    "LoggingHook": "(values, *, every=None, at_end=False, formatter=None, logger=None)",
+    "LoggingHook": "(values, *, every=None, at_end=False, formatter=None)",
     "Position": "(epoch, step)",
     "MemoryStepStore": "(step=0, *, run='default')",
     "monitored_training_session": (
@@ -254,7 +254,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.Stall": None,
     "WatchdogHook": (
         "(step_secs, *, first_step_secs=None, hook_secs=None, save_secs=None, evaluation_secs=None, wait_secs=None, "
-        "blocked_secs=None, on_stall='report', logger=None)"
+        "blocked_secs=None, on_stall='report')"
     ),
     "Stateful": None,
     "Stateful.state_dict": "(self)",
@@ -263,7 +263,7 @@ SIGNATURES: dict[str, str | None] = {
     "session.StepContext.session": "property",
     "session.StepContext.run_with_hooks": "async (self, fetches, feed_dict=None, options=None)",
     "session.StepContext.request_stop": "(self, reason=None)",
-    "StepCounterHook": "(every=<Every>, *, on_rate=None, logger=None)",
+    "StepCounterHook": "(every=<Every>, *, on_rate=None)",
     "session.Steps": None,
     "stores.Term": None,
     "open_step_store": "(url=None, *, run=None, **options)",
@@ -289,9 +289,7 @@ SIGNATURES: dict[str, str | None] = {
     "StepStore.wait_initialised": "async (self, timeout=None)",
     "StepStore.flush": "async (self, timeout=None)",
     "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
-    "StopAtTimeHook": (
-        "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, wall_time=<builtin_function_or_method>, name=None)"
-    ),
+    "StopAtTimeHook": "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, name=None)",
     "SummarySaverHook": "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000, on_write_error='raise')",
     "TimelineHook": ("(path=None, *, every=None, window_steps=100, max_captures=None, max_events=20000, on_write_error='log')"),
     "Variable": None,
