@@ -23,7 +23,6 @@ class FetchingHook(ScheduledHook):
     """Fetches in the runs that are due, and passes what it gets to `_observe`; without an `every` in none."""
 
     _first: ClassVar[bool] = False  # whether the first run is due whatever its step
-    _timer: Sampling | None
 
     def __init__(self, fetches: Any, every: Every | None) -> None:
         self._args = SessionRunArgs(fetches)
