@@ -376,7 +376,7 @@ def state(evaluated: int | None, counted_from: int, unfinished: bool = False) ->
 
 @both_modes
 async def test_a_restored_state(mode: Any) -> None:
-    """What was due when it was saved is made at once, an unfinished one again, and a finished run's last step not again."""
+    """What was due when it was saved is made immediately, an unfinished one again, and a finished run's last step not again."""
     for saved, start, runs, steps in (
         (state(4, 4), 8, 1, [8, 9]),  # saved at a boundary, before this hook's turn
         (state(8, 8, unfinished=True), 8, 1, [8, 9]),
