@@ -53,6 +53,11 @@ TESTS = {
         "tests/integration/test_redis.py", "tests/integration/test_redis_refusals.py", "tests/integration/test_nats.py",
         "tests/integration/test_nats_security.py",
     ),
+    "hooks": (
+        "tests/hooks", "tests/session/test_training.py", "tests/tensorflow/test_hooks_values.py",
+        "tests/tensorflow/test_hooks_periodic.py", "tests/tensorflow/test_checkpoint_saver.py",
+        "tests/tensorflow/test_evaluation.py", "tests/tensorflow/test_early_stopping.py",
+    ),
     "version_gate": ("tests/version_gate", "tests/hooks/test_version_gate.py", "tests/hooks/test_version_gate_sessions.py"),
 }  # fmt: skip
 """The tests of a package that are not just those in the folder of the same name."""
