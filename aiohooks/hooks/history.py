@@ -42,7 +42,8 @@ class HistoryHook(FetchingHook):
             values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags.
             every: when to keep the values.
             max_length: the maximum number of steps to keep.
-            on_full: `"thin"` drops every other step, so that the rest still spans the run; `"drop_oldest"` keeps the latest.
+            on_full: `"thin"` drops every other step, and keeps each second one from then on: what is kept spans the run evenly;
+                `"drop_oldest"` keeps the latest ones. The newest step is kept in any case.
             plot: the file of the picture, a PNG; needs matplotlib.
             name: the name of its state in checkpoints; needed if a session has several of these hooks.
 
@@ -71,16 +72,19 @@ class HistoryHook(FetchingHook):
         """The kept steps, in order."""
         self.values: dict[str, list[int | float | None]] = {tag: [] for tag in self._tags}
         """The numbers by tag, one for each of `steps`; None where a checkpoint did not have the tag."""
+        self._seen = 0  # observations, of which each `_stride`-th is kept
+        self._stride = 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole history."""
         values = {tag: list(kept) for tag, kept in self.values.items()}
-        return {**super().state_dict(), "steps": list(self.steps), "values": values}
+        return {**super().state_dict(), "steps": list(self.steps), "values": values, "seen": [self._seen, self._stride]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a history; ignore tags that are not kept any more."""
         super().load_state_dict(state)
         self.steps = [int(step) for step in state["steps"]]
+        self._seen, self._stride = state["seen"]
         old: Mapping[str, Any] = state["values"]
         self.values = {tag: list(old.get(tag, [None] * len(self.steps))) for tag in self._tags}
 
@@ -88,12 +92,19 @@ class HistoryHook(FetchingHook):
         """Drop what follows the step at which the session starts: it is run again after a recovery."""
         step = session.global_step.latest.step
         if self._timer.start(step):
-            self._keep(slice(bisect_right(self.steps, step)))
+            kept = bisect_right(self.steps, step)
+            if kept < len(self.steps):
+                self._keep(slice(kept))
+                self._seen = (kept - 1) * self._stride + 1 if kept else 0
 
     def _observe(self, step: int, values: Any) -> None:
         numbers = {tag: checked_number(value, tag) for tag, value in values.items()}
+        if (self._seen - 1) % self._stride:  # the latest is kept until the next one comes
+            self._keep(slice(-1))
         if len(self.steps) >= self._max_length:
-            self._keep(slice(len(self.steps) % 2, None, 2) if self._thins else slice(1, None))
+            self._stride *= 2 if self._thins else 1
+            self._keep(slice(None, None, 2) if self._thins else slice(1, None))
+        self._seen += 1
         self.steps.append(step)
         for tag, value in numbers.items():
             self.values[tag].append(value)

@@ -224,6 +224,7 @@ class _Member:
         """Let its next run count as that of another session, and begin."""
         assert self.wait is not None
         self.offset -= 1
+        self.position -= 1  # it may leave before its run begins
         self.taken_over += 1
         wait, self.wait = self.wait, None
         wait.end(NotNeeded("the run of a session that has left"))
