@@ -202,6 +202,8 @@ async def test_a_bar_on_a_terminal(clock: ManualClock, terminal: Terminal) -> No
     assert "━" in shown
     assert re.search(r"\[train\] ━+ 20/20 1 steps/s, done in 0:00:20 *\r*\n *loss = 10", shown)
     assert_clean(terminal)
+    await run(ProgressHook(description="endless", file=terminal.file), 2, clock)  # without a total there is no bar
+    assert "endless · 2 1 steps/s, done in 0:00:02" in plain(terminal.output())
 
 
 @bad_ends

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph, going_back, train
+from tests.support.waiting import ticks
 
 
 def events(folder: Path) -> list[Any]:
@@ -293,6 +296,26 @@ async def test_a_writer_without_a_session(tmp_path: Path) -> None:
     assert scalars(tmp_path / "new", "a") == [(1, 1), (2, 0.5), (3, math.inf)]
     first, second, third = [event.wall_time for event in events(tmp_path / "new") if event.HasField("summary")]
     assert (second - first, third - second) == (pytest.approx(60), 0)
+
+
+async def test_a_full_queue_makes_add_wait(tmp_path: Path) -> None:
+    """Until a record has been written; none is lost."""
+    writer = SummaryWriter(tmp_path, max_queue=1)
+    held, write = threading.Event(), writer._writer._write
+
+    def slow(records: list[Any]) -> None:
+        held.wait()
+        write(records)
+
+    writer._writer._write = slow
+    await writer.add(1, {"a": 1})
+    adding = asyncio.create_task(writer.add(2, {"a": 2}))
+    await ticks(20)
+    assert not adding.done()
+    held.set()
+    await adding
+    await writer.aclose()
+    assert scalars(tmp_path, "a") == [(1, 1), (2, 2)]
 
 
 async def test_a_writer_is_closed_once(tmp_path: Path) -> None:
