@@ -8,7 +8,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, wait_done
@@ -165,28 +165,23 @@ class _LoopCalls:
         await wait_done(self._own.tasks, grace_secs)
 
     def _start(self, what: str, waiting: _ThreadCall, result: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
-        try:
+        async def run() -> Any:
             self._check_open(what, waiting)
             answer = call()
-        except BaseException as error:
-            _put_error(result, error)
-            return
-        if not asyncio.iscoroutine(answer):
-            result.set_result(answer)
-            return
-        coro: Coroutine[Any, Any, Any] = answer
-        task = self._loop.create_task(coro, name=f"{what} of a BlockingHook", context=contextvars.copy_context())
-        waiting.tasks.add(task)
+            return await answer if asyncio.iscoroutine(answer) else answer
 
         def ended(task: asyncio.Task[Any]) -> None:
             waiting.tasks.discard(task)
-            if task.cancelled():
+            error = None if task.cancelled() else task.exception()
+            if task.cancelled() or isinstance(error, concurrent.futures.CancelledError):
                 result.cancel()
-            elif (error := task.exception()) is not None:
-                _put_error(result, error)
+            elif error is not None:
+                result.set_exception(error)
             else:
                 result.set_result(task.result())
 
+        task = self._loop.create_task(run(), name=f"{what} of a BlockingHook", context=contextvars.copy_context())
+        waiting.tasks.add(task)
         task.add_done_callback(ended)
 
     def _check_open(self, what: str, waiting: _ThreadCall) -> None:
@@ -194,13 +189,6 @@ class _LoopCalls:
             raise SessionClosedError(f"{what} was called after its BlockingHook was closed; end your threads in close()")
         if waiting.cancelled:
             raise concurrent.futures.CancelledError
-
-
-def _put_error(result: concurrent.futures.Future[Any], error: BaseException) -> None:
-    if isinstance(error, concurrent.futures.CancelledError):
-        result.cancel()
-    else:
-        result.set_exception(error)
 
 
 _CALLED_DIRECTLY = ("request_stop", "should_stop", "request_drain", "should_drain", "stop_on_exception", "advance_threadsafe")
