@@ -139,11 +139,12 @@ async def test_a_failure_survives_a_recovery(tmp_path: Path) -> None:
 
 
 async def test_a_state_that_cannot_be_saved_fails_the_save(tmp_path: Path) -> None:
-    """The error for a value without an exact form on disk names the variable."""
+    """The error for a value without an exact form on disk names the variable; the first save fails the start of the session."""
     graph = ah.Graph()
     graph.variable("names", {"a"})
     with pytest.raises(ah.errors.InvalidArgumentError, match=r"names.*set.*sorted"):
-        await train(graph, [saving(tmp_path, background=False)], 0)
+        async with ah.AsyncMonitoredSession(graph, [saving(tmp_path, background=False)]):
+            raise AssertionError("it was entered")
 
 
 async def test_a_cancelled_write_is_a_failed_save(tmp_path: Path) -> None:

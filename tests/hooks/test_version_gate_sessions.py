@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -107,17 +108,26 @@ class Trainer:
                 await session.run("train", {"batch": batch})
 
 
+@contextlib.asynccontextmanager
+async def training(
+    count: int = 3, *, how: str = "until", last_step: int = 40, batch: int = 3, steps: ah.StepStore | None = None
+) -> AsyncIterator[tuple[Workers, Trainer]]:
+    """Let workers and a trainer make five versions; after the block, let them finish, which the trainer's end is for workers."""
+    workers = Workers(count, steps=steps)
+    trainer = Trainer(workers, how=how, last_step=last_step, batch=batch)
+    await workers.versions.wait_for(5)
+    yield workers, trainer
+    await trainer.task
+    await asyncio.gather(*workers.tasks)
+    assert workers.versions.latest.step == last_step
+
+
 @pytest.mark.parametrize("wait", ["until", "feeds"])
 @pytest.mark.parametrize("how", ["cancelled", "failed", "finished"])
 async def test_the_others_make_the_items_of_a_session_that_has_left(how: str, wait: str) -> None:
     """However a worker has left, a trainer with a fixed batch continues with items of the others, none older than the bound."""
-    workers = Workers(3)
-    trainer = Trainer(workers, how=wait, last_step=40)
-    await workers.versions.wait_for(5)
-    await workers.leave(how)
-    await trainer.task
-    await asyncio.gather(*workers.tasks)  # the trainer has finished, a clean end for them
-    assert workers.versions.latest.step == 40
+    async with training(how=wait) as (workers, trainer):
+        await workers.leave(how)
     assert max(trainer.lags) <= MAX_LAG
     assert max(workers.ahead) <= MAX_LAG
     taken_over = [hook.taken_over for hook in workers.hooks[1:]]
@@ -127,13 +137,9 @@ async def test_the_others_make_the_items_of_a_session_that_has_left(how: str, wa
 
 async def test_nothing_is_made_in_place_of_a_session_whose_items_are_not_needed() -> None:
     """If the trainer makes its batches smaller instead, the others get no further ahead than before."""
-    workers = Workers(2)
-    trainer = Trainer(workers, how="until", last_step=30, batch=2)
-    await workers.versions.wait_for(5)
-    trainer.batch = 1
-    await workers.leave("cancelled")
-    await trainer.task
-    await asyncio.gather(*workers.tasks)
+    async with training(2, last_step=30, batch=2) as (workers, trainer):
+        trainer.batch = 1
+        await workers.leave("cancelled")
     assert workers.hooks[1].taken_over == 0
     assert max(trainer.lags) <= 2 * MAX_LAG, "two items of the session that has left are used late"
 
@@ -164,63 +170,46 @@ async def test_without_a_publisher_that_waits_nothing_is_taken_over(caplog: pyte
 @pytest.mark.parametrize("wait", ["until", "feeds"])
 async def test_while_the_trainer_is_at_work_nothing_is_taken_over(wait: str) -> None:
     """Its waits are over: the bound holds however long its step takes."""
-    workers = Workers(3)
-    trainer = Trainer(workers, how=wait, last_step=40)
-    await workers.versions.wait_for(5)
-    trainer.may_train.clear()
-    await workers.leave("cancelled")
-    await workers.idle()
-    assert [hook.taken_over for hook in workers.hooks] == [0, 0, 0]
-    trainer.may_train.set()
-    await trainer.task
-    await asyncio.gather(*workers.tasks)
+    async with training(how=wait) as (workers, trainer):
+        trainer.may_train.clear()
+        await workers.leave("cancelled")
+        await workers.idle()
+        assert [hook.taken_over for hook in workers.hooks] == [0, 0, 0]
+        trainer.may_train.set()
     assert max(trainer.lags) <= MAX_LAG
 
 
 async def test_a_session_that_joins_replaces_one_that_has_left() -> None:
     """A new worker makes its own items; what is made in place of the old one is at most what that did not make until then."""
-    workers = Workers(3)
-    trainer = Trainer(workers, how="until", last_step=60)
-    await workers.versions.wait_for(5)
-    await workers.leave("failed")
-    await workers.versions.wait_for(20)
-    workers.tasks.append(workers.start())
-    await workers.versions.wait_for(22)
-    taken_over = sum(hook.taken_over for hook in workers.hooks)
-    await trainer.task
-    await asyncio.gather(*workers.tasks)
-    assert 0 < taken_over <= 22
+    async with training(last_step=60) as (workers, trainer):
+        await workers.leave("failed")
+        await workers.versions.wait_for(20)
+        workers.tasks.append(workers.start())
+        await workers.versions.wait_for(22)
+        assert 0 < sum(hook.taken_over for hook in workers.hooks) <= 22
     assert sum(hook.taken_over for hook in workers.hooks) <= 22 + MAX_LAG
     assert max(trainer.lags) <= MAX_LAG
 
 
 async def test_one_new_session_in_place_of_all(caplog: pytest.LogCaptureFixture) -> None:
     """When all workers have left and the trainer waits, a warning names them; a new one makes the items of all."""
-    workers = Workers(3)
-    trainer = Trainer(workers, how="until", last_step=40)
-    await workers.versions.wait_for(5)
-    for task in workers.tasks:
-        task.cancel()
-    await asyncio.wait(workers.tasks)
-    await workers.idle()
-    (warning,) = caplog.messages
-    assert warning.startswith("no session waits for versions of 'weights', now at")
-    assert "published by trainer; left: worker-0 (CancelledError), worker-1 (CancelledError), worker-2" in warning
-    workers.tasks = [workers.start()]
-    await trainer.task
-    await asyncio.gather(*workers.tasks)
+    async with training() as (workers, trainer):
+        for task in workers.tasks:
+            task.cancel()
+        await asyncio.wait(workers.tasks)
+        await workers.idle()
+        (warning,) = caplog.messages
+        assert warning.startswith("no session waits for versions of 'weights', now at")
+        assert "published by trainer; left: worker-0 (CancelledError), worker-1 (CancelledError), worker-2" in warning
+        workers.tasks = [workers.start()]
     assert max(trainer.lags) <= MAX_LAG
     assert workers.hooks[-1].taken_over > 40
 
 
 async def test_sessions_that_share_their_step_take_nothing_over() -> None:
     """Where sessions share one step, the others make the steps of one that has left anyway."""
-    workers = Workers(3, steps=ah.MemoryStepStore(run="shipped"))
-    trainer = Trainer(workers, how="until", last_step=40, batch=1)
-    await workers.versions.wait_for(5)
-    await workers.leave("cancelled")
-    await trainer.task
-    await asyncio.gather(*workers.tasks)
+    async with training(batch=1, steps=ah.MemoryStepStore(run="shipped")) as (workers, _):
+        await workers.leave("cancelled")
     assert [hook.taken_over for hook in workers.hooks] == [0, 0, 0]
 
 
