@@ -118,6 +118,7 @@ async def test_every_over_time_and_recoveries() -> None:
     assert seen == [2, 4]
     seen.clear()
     note = LambdaHook(after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2))
+    assert getattr(note, "state_dict")() == {}  # noqa: B009 - it has one because of `every`
     async with going_back(note, at=5, to=1) as session:
         for _ in range(7):
             await session.run("train")

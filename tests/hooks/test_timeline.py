@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -347,6 +348,32 @@ async def test_nothing_is_observed_after_the_session(clock: ManualClock) -> None
 
         await played(clock, loop())
         assert session.coord.observers == []
+
+
+async def test_the_last_steps_while_it_runs(clock: ManualClock) -> None:
+    """`lanes(n)` is what the last n steps leave of `lanes()`, with times from their beginning; it begins at that time."""
+    clock.advance(1e6)
+    timeline = ah.TimelineHook()
+
+    async def loop() -> None:
+        async with opened(train_step, [timeline, Upload(before=5)]) as session:
+            for _ in range(3):
+                await session.run("loss")
+            whole, last = timeline.lanes(), timeline.lanes(2)
+            assert whole.unix_time is not None
+            assert abs(whole.unix_time - time.time()) < 3600
+            assert last.unix_time == pytest.approx(whole.unix_time + 0.015, abs=1e-3)
+            assert (whole.first_step, last.first_step, timeline.lanes(3), timeline.lanes(9)) == (1, 2, whole, whole)
+            bars = [
+                [(bar.name, round(bar.began, 6), round(bar.secs or 0, 6)) for bar in lane.bars if bar.secs] for lane in last.lanes
+            ]
+            assert bars == [
+                [("step 2", 0, 0.015), ("step 3", 0.015, 0.015)],
+                [("train_step", 0.005, 0.01), ("train_step", 0.02, 0.01)],
+                [("before_run", 0, 0.005), ("before_run", 0.015, 0.005)],
+            ]
+
+    await played(clock, loop())
 
 
 # -- windows and limits
