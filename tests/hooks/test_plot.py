@@ -73,8 +73,11 @@ def test_each_lane_has_a_row() -> None:
     assert [[(round(x, 6), round(width, 6)) for x, _, width, _ in one] for one in bars] == [[(0, 4), (4, 4)], [(1, 2), (5, 3)]]
     assert [[(round(x, 6), round(width, 6)) for x, _, width, _ in one] for one in held] == [[], [(1, 0.5)]]
     assert [[(round(x, 6), round(width, 6)) for x, _, width, _ in one] for one in failed] == [[(4, 4)], []]
-    assert {round(y, 6) for one in rows[:3] for _, y, _, _ in one} == {-0.36}
-    assert {round(y, 6) for one in rows[3:] for _, y, _, _ in one} == {0.64}
+    assert {(round(y, 6), round(height, 6)) for one in rows[:3] for _, y, _, height in one} == {(-0.36, 0.72)}
+    assert {(round(y, 6), round(height, 6)) for one in rows[3:] for _, y, _, height in one} == {(0.64, 0.72)}
+    assert [one.get_hatch() for one in panel.collections[:3]] == [None, None, "////"]
+    assert [name for name, spine in panel.spines.items() if spine.get_visible()] == ["bottom"]
+    assert figure.get_size_inches().tolist() == pytest.approx([12.0, 1.25 + 2 * 0.36])
     assert [one.get_text() for one in panel.texts] == ["step 1", "step 2", "train", "eval…", " early ", " late "]
     assert [one.get_ha() for one in panel.texts[-2:]] == ["left", "right"]
     assert [round(one.get_position()[0], 6) for one in panel.texts[:4]] == [2, 6, 2, 6.5]

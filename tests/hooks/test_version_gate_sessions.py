@@ -124,8 +124,11 @@ async def training(
 
 @pytest.mark.parametrize("wait", ["until", "feeds"])
 @pytest.mark.parametrize("how", ["cancelled", "failed", "finished"])
-async def test_the_others_make_the_items_of_a_session_that_has_left(how: str, wait: str) -> None:
+async def test_the_others_make_the_items_of_a_session_that_has_left(
+    how: str, wait: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """However a worker has left, a trainer with a fixed batch continues with items of the others, none older than the bound."""
+    caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     async with training(how=wait) as (workers, trainer):
         await workers.leave(how)
     assert max(trainer.lags) <= MAX_LAG
@@ -133,6 +136,9 @@ async def test_the_others_make_the_items_of_a_session_that_has_left(how: str, wa
     taken_over = [hook.taken_over for hook in workers.hooks[1:]]
     assert min(taken_over) > 10, "each of them does its share"
     assert sum(taken_over) <= 40 - 5 + MAX_LAG
+    said = [message for message in caplog.messages if "makes a run in their place" in message]
+    assert len(said) == 1
+    assert "left: worker-0 (" in said[0]
 
 
 async def test_nothing_is_made_in_place_of_a_session_whose_items_are_not_needed() -> None:
