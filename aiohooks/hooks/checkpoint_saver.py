@@ -68,6 +68,7 @@ class CheckpointSaverHook(ScheduledHook):
 
     order: ClassVar[int] = 100
 
+    # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has these independent choices.
     def __init__(
         self,
         checkpoint_dir: str | os.PathLike[str] | Saver | None = None,

@@ -107,6 +107,7 @@ class EvaluatorHook(SessionRunHook):
     saved is repeated before the first run.
     """
 
+    # When, how, on what, and where the result goes: each is independent of the others, and most programs give two.
     def __init__(
         self,
         eval_fn: EvalFn,

@@ -84,6 +84,7 @@ class LambdaHook(SessionRunHook):
 
     _numbered_state: ClassVar[bool] = True
 
+    # A parameter for each method of a hook, so that a misspelled one is found.
     def __init__(
         self,
         *,

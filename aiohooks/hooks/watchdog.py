@@ -64,6 +64,7 @@ class WatchdogHook(SessionRunHook):
 
     order: ClassVar[int] = -1_000_000
 
+    # A parameter for each phase that has a limit of its own.
     def __init__(
         self,
         step_secs: float,
