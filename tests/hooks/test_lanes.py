@@ -18,7 +18,7 @@ LANES = Lanes(
         Lane("steps", "step", (Bar("step 1", 0.0, 0.004), Bar("step 2", 0.004, 0.004, error="ValueError('x')"))),
         Lane("train", "operation", (Bar("train", 0.001, 0.002, 0.0005), Bar("train", 0.005, None))),
         Lane("Upload", "hook", (Bar("before_run", 0.0, 0.001),)),
-        Lane("Quick", "hook", (Bar("before_run", 0.0, 0.000001),)),
+        Lane("Quick", "hook", (Bar("before_run", 0.0, 0.000001), Bar("after_run", 0.002, 0.0))),
     ),
     "trainer",
     ((0.004, "recovery from AbortedError"),),

@@ -258,6 +258,7 @@ async def test_several_sessions_share_a_terminal(clock: ManualClock, terminal: T
     hook = ProgressHook(total=5, description="chief", file=terminal.file)
     async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as outer:
         await run(ProgressHook(total=3, description="worker", file=terminal.file), 3, clock)
+        await until_true(lambda: "\x1b[?25h" in terminal.output())  # the cursor is visible: it stays so after a kill
         await outer.run("train")
     assert re.search(r"chief [━╺]+ 1/5 [^\n]*\n *worker ━+ 3/3 ", plain(terminal.output()).replace("\r", ""))
     assert_clean(terminal)

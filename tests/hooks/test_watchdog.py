@@ -302,6 +302,7 @@ async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
     """A second session starts without stalls, and after a session without blocked_secs no thread is left."""
     watchdog = WatchdogHook(10, wait_secs=10)
+    await watchdog.close(None)  # before a session
     for _ in range(2):
         async with ah.AsyncMonitoredSession(double, [watchdog]) as session:
             await session.run("loss")
