@@ -372,8 +372,8 @@ class _Encoder:
             return msgspec.msgpack.Ext(_TUPLE, _write_tree(self._items(value, path)))
         if kind is np.ndarray or kind is np.memmap:  # other subclasses have more (a mask, a unit) than would be kept
             return self._array(value, path)
-        if isinstance(value, np.generic) and not isinstance(value, np.flexible):  # text and bytes lose zeros at their end
-            array = np.asarray(value)
+        if issubclass(type(value), np.generic) and not issubclass(type(value), np.flexible):  # which lose zeros at their end
+            array: Array = np.asarray(value)
             dtype = _check_dtype(array.dtype, _text_of(path))
             return msgspec.msgpack.Ext(_SCALAR, _write_tree([dtype, bytes(_little_endian_bytes(array, dtype))]))
         if self._torch is not None and self._torch.is_tensor(value):
