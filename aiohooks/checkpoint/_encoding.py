@@ -45,7 +45,8 @@ _MAX_HEADER_BYTES = 100_000_000
 
 # The types that safetensors has a name for. All others (complex numbers, times, fixed-width text and bytes) are stored as
 # plain bytes; the tree has their dtype.
-_NATIVE = {each.array[1:]: each.native for name, each in DTYPES.items() if each.native and np.dtype(each.array).name == name}
+_KINDS = {name: np.dtype(each.array) for name, each in DTYPES.items()}
+_NATIVE = {each.array[1:]: each.native for name, each in DTYPES.items() if each.native and _KINDS[name].name == name}
 _SUPPORTED = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c8|c16|[mM]8\[[0-9]*[a-zA-Z]+\]|U[0-9]+|S[0-9]+)", re.ASCII)
 
 
@@ -396,7 +397,7 @@ class _Encoder:
         if reason is not None:
             raise InvalidArgumentError(f"{_text_of(path)} {reason}")
         place, dtype = self._places[id(tensor)], self._torch.dtype_name(tensor)
-        shape, strides, width = list(place.shape), list(place.strides), np.dtype(DTYPES[dtype].array).itemsize
+        shape, strides, width = list(place.shape), list(place.strides), _KINDS[dtype].itemsize
         is_whole = strides == _contiguous(shape) and math.prod(shape) * width == place.block.nbytes
         name = self._names_of_blocks.get(place.block)
         if name is None:  # the first of the tensors in this memory decides how other programs see it
@@ -572,7 +573,7 @@ class _Decoder:
         if tensor.dtype not in DTYPES:
             raise DamagedError("has a tensor of an unknown dtype")
         form, name, sizes, start = DTYPES[tensor.dtype], tensor.name, tensor.shape, tensor.offset
-        kind, is_whole = np.dtype(form.array), tensor.strides is None
+        kind, is_whole = _KINDS[tensor.dtype], tensor.strides is None
         steps = _contiguous(sizes) if tensor.strides is None else tensor.strides
         if name not in self._blocks:
             data = self._arrays.take_bytes(name, form.native if is_whole else None, sizes)
