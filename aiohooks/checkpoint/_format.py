@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from aiohooks.checkpoint.policies import Checkpoint
+from aiohooks.checkpoint.policies import INTERIM, Checkpoint
 from aiohooks.errors import CheckpointError, InvalidArgumentError
 
 FORMAT = "aiohooks-checkpoint"
@@ -31,8 +31,6 @@ STATE = "state.msgpack"
 MANIFEST = "manifest.json"
 FILES = (ARRAYS, STATE)
 """The files that a manifest lists."""
-INTERIM = "(interim)"
-"""The metric by which a manifest says that a checkpoint is an interim one."""
 MAX_INT = 2**63 - 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 

@@ -12,6 +12,9 @@ from typing import Literal
 from aiohooks._validate import check_choice, checked_int
 from aiohooks.errors import InvalidArgumentError
 
+INTERIM = "(interim)"
+"""The metric by which a manifest says that a checkpoint is an interim one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

@@ -15,7 +15,7 @@ from aiohooks._aio.clock import quick_now
 from aiohooks._aio.observers import observing
 from aiohooks._validate import check_choice, check_instance, check_mapping, checked_int
 from aiohooks.checkpoint import Checkpoint, Saver
-from aiohooks.checkpoint._format import INTERIM
+from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr

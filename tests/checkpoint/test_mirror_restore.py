@@ -57,29 +57,24 @@ async def test_a_step_is_found_in_the_mirror(tmp_path: Path) -> None:
         assert step_of(await saver.restore()) == 3
 
 
-async def test_one_that_is_damaged_here_is_restored_from_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [(2,), (1, 2)])
+async def test_what_is_damaged_here_is_restored_from_there(tmp_path: Path, steps: tuple[int, ...]) -> None:
     """It is set aside, and the same one is downloaded; `set_aside` says so. That happens in a recovery, too."""
     disk = Disk()
     async with Saver(tmp_path, mirror=disk.mirror()) as saver:
         await saver.restore()
         for step in (1, 2):
-            arrays = (await saver.save(state_of(step), step)).path / "arrays.safetensors"
+            await saver.save(state_of(step), step)
             assert await saver.flush_mirror(30)
-        arrays.write_bytes(b"nothing")
+        for step in steps:
+            (tmp_path / f"step-{step:012d}.{step:06d}" / "arrays.safetensors").write_bytes(b"nothing")
         restored = await saver.restore()
-        assert restored is not None
-        assert restored.checkpoint.step == 2
-        assert restored.set_aside == (("step-000000000002.000002", "arrays.safetensors has 7 bytes instead of 104"),)
-    assert names(tmp_path) == ["damaged-step-000000000002.000002", "step-000000000001.000001", "step-000000000002.000002"]
-
-
-async def test_all_that_are_here_are_damaged(tmp_path: Path) -> None:
-    """Then the mirror's are restored."""
-    disk = Disk()
-    await mirrored(tmp_path, disk, 1, 2)
-    for name in names(tmp_path):
-        (tmp_path / name / "state.msgpack").unlink()
-    assert await restored_step(tmp_path, disk.mirror()) == 2
+        assert step_of(restored) == 2
+        aside = [f"step-{step:012d}.{step:06d}" for step in steps]
+        if restored is not None and len(steps) == 1:
+            assert restored.set_aside == ((aside[0], "arrays.safetensors has 7 bytes instead of 104"),)
+    there = [*(f"damaged-{name}" for name in aside), *(["step-000000000001.000001"] if len(steps) == 1 else [])]
+    assert names(tmp_path) == [*there, "step-000000000002.000002"]
 
 
 @pytest.mark.parametrize("file", FILES)

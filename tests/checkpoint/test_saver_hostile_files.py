@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiohooks.checkpoint._format import Name
 from aiohooks.errors import CheckpointError, CorruptCheckpointError
 from tests.support.checkpoint_files import OTHER_ENTRIES, WatchedFs, directory, names, replace_entry, saved, sealed_manifest
 
@@ -45,9 +46,11 @@ def test_damage_is_named_by_the_checksum_wherever_it_is(tmp_path: Path) -> None:
         (good[:-1], f"arrays.safetensors has {len(good) - 1} bytes instead of {len(good)}"),
     ):
         path.write_bytes(data)
-        with pytest.raises(CorruptCheckpointError) as raised:
-            directory(tmp_path, read_only=True).restore(None)
-        assert raised.value.reason == reason
+        one = directory(tmp_path, read_only=True)
+        for call in (lambda: one.restore(None), lambda: one.read(Name(1, 1))):  # noqa: B023 - called immediately
+            with pytest.raises(CorruptCheckpointError) as raised:
+                call()
+            assert raised.value.reason == reason
 
 
 def test_a_restore_reads_in_pieces(tmp_path: Path) -> None:

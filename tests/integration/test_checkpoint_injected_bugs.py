@@ -35,52 +35,46 @@ failing_syncs, failing_opens = functools.partial(error, calls=("fsync",)), funct
 # Operations that do not keep their promises
 
 
-class WithoutSync:
-    """Does what another `fs` does, except `fsync`."""
+class Changed:
+    """Does what another `fs` does, except some operations."""
 
-    def __init__(self, fs: Any) -> None:
+    def __init__(self, fs: Any, **operations: Callable[..., Any]) -> None:
         self.fs = fs
+        vars(self).update(operations)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.fs, name)
 
-    def fsync(self, fd: int) -> None:
-        """Do nothing."""
+
+def without_sync(fs: Any) -> Changed:
+    return Changed(fs, fsync=lambda fd: None)
 
 
-class WithoutDirectorySync(WithoutSync):
-    """Syncs files only."""
-
-    def fsync(self, fd: int) -> None:
-        if not stat.S_ISDIR(os.fstat(fd).st_mode):
-            self.fs.fsync(fd)
+def without_directory_sync(fs: Any) -> Changed:
+    return Changed(fs, fsync=lambda fd: None if stat.S_ISDIR(os.fstat(fd).st_mode) else fs.fsync(fd))
 
 
-class RetriedSync(WithoutSync):
-    """Retries a failed sync; the retry succeeds, and the data is lost."""
+def retried_sync(fs: Any) -> Changed:
+    """Retry a failed sync; the retry succeeds, and the data is lost."""
 
-    def fsync(self, fd: int) -> None:
+    def fsync(fd: int) -> None:
         try:
-            self.fs.fsync(fd)
+            fs.fsync(fd)
         except OSError:
-            self.fs.fsync(fd)
+            fs.fsync(fd)
+
+    return Changed(fs, fsync=fsync)
 
 
-class WithoutLock(WithoutSync):
-    """Locks nothing."""
-
-    def fsync(self, fd: int) -> None:
-        self.fs.fsync(fd)
-
-    def flock(self, fd: int, operation: int) -> None:
-        """Unlock, whatever the operation."""
-        getattr(self.fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN)
+def without_lock(fs: Any) -> Changed:
+    """Unlock, whatever the operation."""
+    return Changed(fs, flock=lambda fd, operation: getattr(fs, "flock", fcntl.flock)(fd, fcntl.LOCK_UN))
 
 
-def through(kind: type[WithoutSync]) -> Bug:
+def through(change: Callable[[Any], Changed]) -> Bug:
     def inject(patch: pytest.MonkeyPatch) -> None:
         sound = Files.__init__
-        patch.setattr(Files, "__init__", lambda self, fs=os: sound(self, kind(fs)))
+        patch.setattr(Files, "__init__", lambda self, fs=os: sound(self, change(fs)))
 
     return inject
 
@@ -99,7 +93,7 @@ def commits_through(written_as: str) -> Bug:
         name = str(manifest.name)
         names.add(name)
         files, directory = self._files, written_as.format(name)
-        unsynced = Files(WithoutSync(files.fs))
+        unsynced = Files(without_sync(files.fs))
         files.fs.mkdir(directory, 0o700, dir_fd=dir_fd)
         with files.directory(directory, dir_fd=dir_fd) as fd:
             entries = {file: _format.FileEntry(*unsynced.write_new(file, chunks, dir_fd=fd)) for file, chunks in contents.items()}
@@ -249,16 +243,16 @@ def ignores_errors(patch: pytest.MonkeyPatch) -> None:
 
 
 BUGS: list[tuple[str, Bug, Program, int, str]] = [
-    ("no sync", through(WithoutSync), crash, 200, "lost|torn"),
-    ("no sync, real disk", through(WithoutSync), power, 40, "lost|torn"),
-    ("files synced, directories not", through(WithoutDirectorySync), crash, 400, "lost"),
+    ("no sync", through(without_sync), crash, 200, "lost|torn"),
+    ("no sync, real disk", through(without_sync), power, 40, "lost|torn"),
+    ("files synced, directories not", through(without_directory_sync), crash, 400, "lost"),
     ("rename before sync", commits_through(".tmp-{}"), crash, 300, "torn"),
     ("rename before sync, real disk", commits_through(".tmp-{}"), power, 60, "torn"),
     ("written in place", commits_through("{}"), kill, 60, "torn"),
     ("removed before saved", removes_too_early, kill, 60, "lost"),
     ("removed before saved, any state", removes_too_early, crash, 200, "lost"),
     ("a pointer that is trusted", trusts_a_pointer, crash, 200, "restored|lost"),
-    ("sync retried", through(RetriedSync), failing_syncs, 80, "fsync was ignored"),
+    ("sync retried", through(retried_sync), failing_syncs, 80, "fsync was ignored"),
     ("manifest in any form", accepts_any_form, corruption, 300, "restored"),
     ("checksums ignored", ignores_checksums, corruption, 200, "came back changed|restored|reported|corrupt|raised"),
     ("links followed", follows_links, corruption, 500, "restored"),
@@ -266,8 +260,8 @@ BUGS: list[tuple[str, Bug, Program, int, str]] = [
     ("errors mistaken for damage", mistakes_errors_for_damage, failing_opens, 60, "corrupt|restored"),
     ("foreign files removed", removes_foreign_files, kill, 60, "not ours"),
     ("leftovers kept", keeps_leftovers, kill, 60, "leftovers were not removed"),
-    ("no lock", through(WithoutLock), kill, 100, "second writer"),
-    ("no lock, in turn", through(WithoutLock), turns, 20, "without the lock|two writers"),
+    ("no lock", through(without_lock), kill, 100, "second writer"),
+    ("no lock, in turn", through(without_lock), turns, 20, "without the lock|two writers"),
     ("the lock removed when it is released", removes_the_lock, turns, 200, "two writers"),
     ("files left open", leaks, error, 20, "left open"),
     ("files left open, full disk", leaks, full, 20, "left open"),

@@ -21,7 +21,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -272,95 +272,63 @@ RESTORE = "restore"
 """The scenario in which nothing is saved."""
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """What a writer did."""
 
-    saves: int = 0
-    errno: int | None = None
-    corrupt: bool = False
-    restored: int | None = None
-
-
-class Fault(NamedTuple):
-    """What fails during an attempt."""
-
-    error: str
-    call: str = ""
-    """The operation, if it is one."""
-    way: str = "once"
-    """How it fails; see `Failing`."""
-    of_saved: bool = False
-    """It was on a file that is being saved."""
+    saves: int
+    restored: Restored | None
+    failure: CheckpointError | None
 
 
 def attempt(scenario: Scenario, path: Path, fs: Any = os) -> Attempt:
     """Do what the writer of a scenario does."""
-    files, found = open_files(), Attempt()
-
-    def acknowledge(saves: int) -> None:
-        found.saves = saves
-
+    files, saves = open_files(), [0]
+    restored = failure = None
     try:
         if scenario.name == RESTORE:
-            found.restored = _restore(scenario, path, fs)
+            with contextlib.closing(directory(path, fs)) as reader:
+                restored = reader.restore(None)
         else:
-            scenario.run_writer(path, fs, acknowledge)
-    except CorruptCheckpointError:
-        found.corrupt = True
+            scenario.run_writer(path, fs, saves.append)
     except CheckpointError as error:
-        found.errno = error.errno
+        failure = error
     except (OSError, MemoryError, RuntimeError) as error:
         raise ViolationError(f"raised {type(error).__name__}: {error}") from error
     if left := [" ".join(each) for each in open_files() - files]:
         raise ViolationError(f"left open: {left}")
-    return found
+    return Attempt(saves[-1], restored, failure)
 
 
-def _restore(scenario: Scenario, path: Path, fs: Any) -> int:
-    with contextlib.closing(directory(path, fs)) as reader:
-        restored = reader.restore(None)
-    assert restored is not None
-    saved = next(each for each in scenario.before if each.step == restored.checkpoint.step)
-    check_restored(restored, saved)
-    return saved.number
-
-
-def check_attempt(scenario: Scenario, path: Path, found: Attempt, fault: Fault) -> None:
-    """Check the result of an attempt, and the directory.
+def check_attempt(scenario: Scenario, path: Path, found: Attempt, error: str, fs: Failing | None = None) -> None:
+    """Check the result of an attempt in which something failed, and the directory.
 
     Raises:
         ViolationError: an error was ignored or another one raised, or something is lost or left over.
     """
-    if found.errno not in (None, getattr(errno, fault.error)):
-        raise ViolationError(f"raised errno {errno.errorcode.get(found.errno or 0)} for {fault.error}")
-    failed = found.errno is not None
+    failure, is_lasting = found.failure, fs is not None and fs.way == "later"
+    is_corrupt = isinstance(failure, CorruptCheckpointError)
+    if failure is not None and not is_corrupt and failure.errno != getattr(errno, error):
+        raise ViolationError(f"raised {failure!r} for {error}")
     unfinished = {each.name for each in path.glob(".tmp-*step-*.*")} - {*LEFTOVERS}
-    if failed and fault.way != "later" and unfinished:
+    if failure is not None and not is_lasting and unfinished:
         raise ViolationError(f"not cleaned up: {sorted(unfinished)}")
     if scenario.name == RESTORE:
-        _check_restore(scenario, path, found, fault)
-        return
-    if found.corrupt:
+        there = [each.name for each in path.iterdir() if each.name.startswith(("step-0", "damaged-step-0"))]
+        if len(there) != len(scenario.before):
+            raise ViolationError(f"a checkpoint was removed: {there}")
+        if error == "EIO":  # a file that the disk does not return is damaged
+            return
+        if is_corrupt or (found.restored is None) != (failure is not None):
+            raise ViolationError(f"restored {found.restored and found.restored.checkpoint}, raised {failure!r}: corrupt")
+        if found.restored is not None:
+            check_restored(found.restored, scenario.before[-1 - scenario.damaged])
+    elif is_corrupt:
         raise ViolationError("a save found something corrupt")
-    if not failed and found.saves < len(scenario.then):
+    elif failure is None and found.saves < len(scenario.then):
         raise ViolationError(f"{found.saves} saves of {len(scenario.then)} returned, and nothing was raised")
-    if not failed and fault.of_saved:
-        raise ViolationError(f"a failed {fault.call} was ignored")
-    scenario.check(path, found.saves, in_flight=fault.way == "later")
-
-
-def _check_restore(scenario: Scenario, path: Path, found: Attempt, fault: Fault) -> None:
-    there = [each.name for each in path.iterdir() if each.name.startswith(("step-0", "damaged-step-0"))]
-    if len(there) != len(scenario.before):
-        raise ViolationError(f"a checkpoint was removed: {there}")
-    if fault.error == "EIO":  # a file that the disk does not return is damaged
-        return
-    if found.corrupt or (found.restored is None) != (found.errno is not None):
-        raise ViolationError(f"restored {found.restored}, errno {found.errno}, corrupt {found.corrupt}")
-    if found.restored not in (None, scenario.before[-1 - scenario.damaged].number):
-        raise ViolationError(f"restored save {found.restored}, though a later one is good")
-    scenario.check(path, 0)
+    elif failure is None and fs is not None and fs.of_saved:
+        raise ViolationError(f"a failed {fs.failed} was ignored")
+    scenario.check(path, found.saves, in_flight=is_lasting)
 
 
 def error(points: int, seed: int, calls: Sequence[str] = ()) -> Outcome:
@@ -385,7 +353,7 @@ def error(points: int, seed: int, calls: Sequence[str] = ()) -> Outcome:
                     failing = Failing(at, getattr(errno, name), way)
                     found = attempt(scenario, work / "ckpt", failing)
                     if (work / "ckpt").exists() or scenario.before:
-                        check_attempt(scenario, work / "ckpt", found, Fault(name, failing.failed, way, failing.of_saved))
+                        check_attempt(scenario, work / "ckpt", found, name, failing)
     return outcome
 
 
@@ -456,16 +424,17 @@ def _save_at_level(tmpfs: SmallTmpfs, scenario: Scenario, left: int, *, inodes: 
     free = tmpfs.free_pages
     found = attempt(scenario, path)
     # The file of the lock, if it is new, takes a page.
-    if found.errno is not None and not found.saves and not scenario.leftovers and tmpfs.free_pages < free - (not scenario.before):
+    given_back = tmpfs.free_pages >= free - (not scenario.before)
+    if found.failure is not None and not found.saves and not scenario.leftovers and not given_back:
         raise ViolationError(f"{free - tmpfs.free_pages} pages are not given back")
     tmpfs.limit_inodes(None)
     tmpfs.fill(PAGES)
     if not path.exists():
-        if found.saves or scenario.before or found.errno is None:
+        if found.saves or scenario.before or found.failure is None:
             raise ViolationError("the directory is gone")
         return False
-    check_attempt(scenario, path, found, Fault("ENOSPC"))
-    return found.errno is None
+    check_attempt(scenario, path, found, "ENOSPC")
+    return found.failure is None
 
 
 # Two savers take turns

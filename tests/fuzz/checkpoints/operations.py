@@ -81,15 +81,15 @@ class Failing(Seam):
         """The operation that has failed first."""
         self.of_saved = False
         """Whether that was a write or a sync of a file that is being saved."""
-        self._at, self._error, self._way = at, error, way
+        self.way, self._at, self._error = way, at, error
 
     def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if number != self._at and not (self._way == "later" and number > self._at):
+        if number != self._at and not (self.way == "later" and number > self._at):
             return real(*args, **kwargs)
         if not self.failed:
             self.failed = name
             self.of_saved = name in ("write", "fsync") and "/.tmp-step-" in os.readlink(f"/proc/self/fd/{args[0]}")
-        if name == "close" or self._way == "done":
+        if name == "close" or self.way == "done":
             result = real(*args, **kwargs)
             if name == "open":  # the caller does not get the descriptor
                 os.close(result)
