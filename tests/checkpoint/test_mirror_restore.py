@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from aiohooks.checkpoint import KeepNewest, Mirror, Saver
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import FILES, QUICKLY, mirrored, no_threads, reached, restored_step
-from tests.support.checkpoint_files import WatchedFs, names, state_of, step_of
+from tests.fuzz.checkpoints.operations import Failing
+from tests.support.checkpoint_files import names, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import until_true
 
@@ -300,23 +302,15 @@ async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
     """A full disk in the middle of a download is an error of the restore; the reader of the mirror ends as well."""
     disk = Disk()
     await mirrored(tmp_path / "a", disk, 1)
-    number = 0
-    while True:
-        number += 1
-        path = tmp_path / str(number)
-
-        class FullSaver(Saver):
-            _fs = WatchedFs(number, errno.ENOSPC)
-
-        async with FullSaver(path, mirror=disk.mirror()) as saver:
+    for number in itertools.count():
+        path, fs = tmp_path / str(number), Failing(number, errno.ENOSPC, "once")
+        async with saver_over(fs, path, mirror=disk.mirror()) as saver:
             try:
-                restored = await saver.restore()
+                assert await saver.restore() is not None
             except CheckpointError as error:
                 assert error.errno == errno.ENOSPC  # noqa: PT017
                 assert not path.exists() or names(path) in ([], ["step-000000000001.000001"])
-                continue
-        assert restored is not None
-        if FullSaver._fs.failed is None:
+        if not fs.failed:
             break
     assert number > 30
     await until_true(no_threads)

@@ -1,8 +1,7 @@
-"""Shared by the tests of checkpoints: an `os` that records and fails, states, and an exact comparison."""
+"""Shared by the tests of checkpoints: an `os` that records, states, other entries on the disk, and an exact comparison."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,26 +18,13 @@ from aiohooks.checkpoint.saver import CheckpointDirectory
 
 
 class WatchedFs:
-    """Replaces `os`: records every operation, fails one of them on request, and knows the open descriptors.
+    """Replaces `os`: records every operation, and knows the open descriptors. `operations` replace those of `os`, unrecorded."""
 
-    Args:
-        fail_at: the number of the operation that fails, counted from 1.
-        error: its errno.
-        done: whether the operation is done before it fails.
-        operations: what replaces operations of `os`, and is not recorded.
-    """
-
-    def __init__(
-        self, fail_at: int | None = None, error: int = errno.EIO, *, done: bool = False, **operations: Callable[..., Any]
-    ) -> None:
+    def __init__(self, **operations: Callable[..., Any]) -> None:
         self.log: list[tuple[str, Any]] = []
-        self.failed: str | None = None
         self.opened: set[int] = set()
         self.written: list[Any] = []
         self.before: Callable[[str, tuple[Any, ...]], None] = lambda name, args: None
-        self._fail_at = fail_at
-        self._error = error
-        self._done = done
         self.__dict__.update(operations)
 
     def __getattr__(self, name: str) -> Any:
@@ -47,12 +33,6 @@ class WatchedFs:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self.before(name, args)
             self.log.append((name, args[0] if args else None))
-            fails = len(self.log) == self._fail_at
-            if fails:
-                self.failed = name
-            # A close that fails closes all the same.
-            if fails and not self._done and name != "close":
-                raise OSError(self._error, os.strerror(self._error))
             if name == "write":
                 self.written.append(args[1])
             # No test here cuts the power, so waiting for the disk would only take time.
@@ -61,11 +41,6 @@ class WatchedFs:
                 self.opened.add(result)
             elif name == "close":
                 self.opened.discard(args[0])
-            if fails:
-                if name == "open":  # the caller does not get the descriptor
-                    self.opened.discard(result)
-                    os.close(result)
-                raise OSError(self._error, os.strerror(self._error))
             return result
 
         return watched
