@@ -54,7 +54,8 @@ def _damage_errors() -> Generator[None]:
         raise
 
 
-def _check_system() -> None:
+def check_system() -> None:
+    """Refuse a system that opens no directories."""
     if os.open not in os.supports_dir_fd:
         raise OSError(
             errno.ENOTSUP,
@@ -76,7 +77,7 @@ class Files:
 
     def open_directory(self, path: Path | str, *, dir_fd: int | None = None) -> int:
         """Open a directory; with `dir_fd` it must not be a symbolic link."""
-        _check_system()
+        check_system()
         return int(self.fs.open(path, _DIRECTORY if dir_fd is None else _DIRECTORY | _NO_LINKS, dir_fd=dir_fd))
 
     @contextlib.contextmanager
@@ -290,7 +291,7 @@ class DirectoryLock:
             self.check_place()
             self._lock_again(self._directory)
             return self._directory
-        _check_system()
+        check_system()
         self._files.make_directories(self._path)
         self._directory = directory = self._files.open_directory(self._path)
         try:

@@ -19,7 +19,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files
+from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
 from aiohooks.checkpoint._format import DamagedError, Manifest, Name, NewerVersionError, damage_in
 from aiohooks.checkpoint.mirror import Copier, Mirror, MirrorError, MirrorStatus
 from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, not_kept
@@ -567,6 +567,7 @@ class CheckpointDirectory:
     def restore(self, step: int | None, missing_ok: bool = True) -> Restored | None:
         with self._one_at_a_time(f"no checkpoint could be restored from {self.path}"):
             if not self._read_only:
+                check_system()
                 if not (missing_ok or self._lock.is_held or self._files.exists(self.path)):
                     raise self._missing_error()
                 with _error_context(f"cannot use the checkpoint directory {self.path}, where this process must be able to write"):
