@@ -7,17 +7,17 @@ import errno
 import itertools
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec  # type: ignore[import-untyped]
 import pytest
 
-from aiohooks.checkpoint import KeepNewest, Mirror, Saver
+from aiohooks.checkpoint import KeepNewest, Mirror, Saver, _remote
 from aiohooks.errors import CheckpointBusyError, CheckpointError, CorruptCheckpointError
 from aiohooks.testing import ManualClock
 from tests.checkpoint.test_mirror import FILES, QUICKLY, mirrored, no_threads, reached, restored_step
 from tests.fuzz.checkpoints.operations import Failing
-from tests.support.checkpoint_files import names, saver_over, state_of, step_of
+from tests.support.checkpoint_files import WatchedFs, names, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
 from tests.support.waiting import until_true
 
@@ -314,6 +314,44 @@ async def test_any_failure_here_leaves_nothing(tmp_path: Path) -> None:
             break
     assert number > 30
     await until_true(no_threads)
+
+
+async def test_a_download_that_fails_here_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader is a few pieces ahead of what is written, and ends with it."""
+    monkeypatch.setattr(_remote, "_MIN_BLOCK_BYTES", 16)
+    disk = Disk()
+    await mirrored(tmp_path / "a", disk, 1)
+    disk.log.clear()
+
+    def write(fd: int, data: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    async with saver_over(WatchedFs(write=write), tmp_path / "b", mirror=disk.mirror()) as saver:
+        with pytest.raises(CheckpointError, match="full"):
+            await saver.restore()
+    await until_true(no_threads)
+    assert 1 <= [path.rpartition("/")[2] for operation, path in disk.log if operation == "read"].count(FILES[0]) <= 5
+
+
+def test_a_long_listing_of_s3_has_all_its_pages() -> None:
+    """There is one request for each page."""
+    requests: list[tuple[str | None, str]] = []
+
+    class Paged:
+        kwargs: ClassVar[dict[str, Any]] = {}
+
+        def split_path(self, path: str) -> tuple[str, str, None]:
+            bucket, _, key = path.partition("/")
+            return bucket, key, None
+
+        def call_s3(self, method: str, options: object, **given: Any) -> dict[str, Any]:
+            requests.append((given.get("ContinuationToken"), given["Prefix"]))
+            page = len(requests)
+            more = {"IsTruncated": True, "NextContinuationToken": f"after {page}"} if page < 3 else {"IsTruncated": False}
+            return {"CommonPrefixes": [{"Prefix": f"run/{page}/"}], **more}
+
+    assert _remote._s3_prefixes(Paged(), "bucket/run") == ["run/1/", "run/2/", "run/3/"]
+    assert requests == [(None, "run/"), ("after 1", "run/"), ("after 2", "run/")]
 
 
 async def test_space_is_checked_and_the_lock_is_taken(tmp_path: Path) -> None:
