@@ -589,7 +589,7 @@ class _Decoder:
 
 def _contiguous(sizes: list[int]) -> list[int]:
     """Return the strides that torch gives a new tensor, in elements."""
-    found, step = [1] * len(sizes), 1
+    found, step = sizes[:], 1
     for place in range(len(sizes) - 1, -1, -1):
         found[place], step = step, step * max(sizes[place], 1)
         if step > MAX_INT:

@@ -223,6 +223,22 @@ async def test_any_operation_may_fail_or_be_the_last(tmp_path: Path, partial: bo
     assert set(seen) == {1, 2}
 
 
+async def test_a_file_whose_upload_fails_is_closed_at_once(tmp_path: Path) -> None:
+    """Its finaliser would upload the rest, in any thread."""
+    disk, failed = Disk(), list[int]()
+
+    def fail(operation: str, path: str) -> None:
+        if operation == "write" and not failed:
+            failed.append(len(disk.log))
+            raise OSError("the link is cut")
+
+    disk.before = fail
+    async with Saver(tmp_path, mirror=disk.mirror(backoff=QUICKLY)) as saver:
+        await saver.save(state_of(1), 1)
+        assert await saver.flush_mirror(30)
+    assert disk.log[failed[0]] == ("close", disk.log[failed[0] - 1][1])
+
+
 def no_threads() -> bool:
     """Return whether no thread of a mirror is left."""
     return not any("aiohooks: mirror" in thread.name for thread in threading.enumerate())

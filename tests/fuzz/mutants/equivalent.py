@@ -5,6 +5,9 @@ from __future__ import annotations
 _SIGN = 'sign = 1 if self.mode == "min" else -1'
 
 _EITHER = "return _KeepEither({}) if isinstance(other, KeepPolicy) else NotImplemented"
+_READ = (
+    'return cast("bytes", fs.cat_file(f"{{root}}/{{name}}/{{_format.MANIFEST}}", start=0, end=_format.MAX_MANIFEST_BYTES + {}))'
+)
 _TRUNCATE = "fs.ftruncate(fd, {})"
 _LOGGED = " # when the last line was logged, or the waiting began"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
@@ -31,6 +34,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "AsyncMonitoredSession.__del__",
         f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
     ): "whoever causes the collection is not the one to blame",
+    (
+        "aiohooks/checkpoint/_remote.py",
+        "RemoteDirectory._read_manifest_file",
+        f"{_READ.format(1)}  =>  {_READ.format(2)}",
+    ): "what is longer is no manifest either way",
     (
         "aiohooks/checkpoint/policies.py",
         "KeepPolicy.__or__",
