@@ -127,12 +127,12 @@ class Operation(Node[T_co]):
         graph: Graph,
         name: str,
         fn: Callable[..., Any],
-        *,
-        inputs: InputKeys,
-        updates: VariableKey,
-        adds_to: VariableKey,
-        thread: bool,
         steps: int,
+        *,
+        inputs: InputKeys = None,
+        updates: VariableKey = None,
+        adds_to: VariableKey = None,
+        thread: bool = False,
     ) -> None:
         super().__init__(graph, name)
         self.fn: Callable[..., Any] = fn
@@ -241,7 +241,7 @@ class Graph:
             GraphError: the name is taken, the function does not take the inputs, or the options contradict each other.
             GraphFinalizedError: a session uses the graph.
         """
-        return self._operation(fn, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=0)
+        return self._operation(fn, 0, name=name, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread)
 
     @overload
     def train_op(self, fn: Callable[..., Coroutine[Any, Any, A]], /) -> Operation[A]: ...
@@ -249,27 +249,19 @@ class Graph:
     def train_op(self, fn: Callable[..., A], /) -> Operation[A]: ...
     @overload
     def train_op(self, *, steps: int = 1, **options: Unpack[OperationOptions]) -> AddOperation: ...
-    def train_op(
-        self,
-        fn: Any = None,
-        *,
-        inputs: InputKeys = None,
-        updates: VariableKey = None,
-        adds_to: VariableKey = None,
-        thread: bool = False,
-        name: str | None = None,
-        steps: int = 1,
-    ) -> Operation | AddOperation:
+    def train_op(self, fn: Any = None, *, steps: int = 1, **options: Unpack[OperationOptions]) -> Operation | AddOperation:
         """Add an operation that advances the global step by `steps`; otherwise like `operation`."""
         steps = checked_int(steps, "steps", 1, expected="how many steps one run trains, 1 or more")
-        return self._operation(fn, inputs=inputs, updates=updates, adds_to=adds_to, thread=thread, name=name, steps=steps)
+        return self._operation(fn, steps, **options)
 
-    def _operation(self, fn: Callable[..., Any] | None, *, name: str | None, **options: Any) -> Operation | AddOperation:
+    def _operation(
+        self, fn: Callable[..., Any] | None, steps: int, *, name: str | None = None, **options: Any
+    ) -> Operation | AddOperation:
         def add(fn: Callable[..., Any]) -> Operation:
             if not callable(fn):
                 raise GraphError(f"an operation is made of a function, not of {fn!r}")
             own: str = getattr(fn, "__name__", repr(fn))
-            return self._add(Operation(self, name or own, fn, **options))
+            return self._add(Operation(self, name or own, fn, steps, **options))
 
         return add if fn is None else add(fn)
 
@@ -339,21 +331,9 @@ class Graph:
         """Refuse all later additions."""
         self._holds += 1
 
-    def hold(self) -> None:
-        """Internal: count one more open session."""
-        self._holds += 1
-
-    def release(self) -> None:
-        """Internal: count one open session less; after the last one, nodes can be added again."""
-        self._holds -= 1
-
     def as_default(self) -> contextlib.AbstractContextManager[Graph]:
         """Make this the default graph of the block, in this context."""
         return _AsDefault(self)
-
-    def make_default(self) -> None:
-        """Internal: make this the default graph of the current context, which no other code shares."""
-        _default.set((self, current_scope.get()))
 
     def __repr__(self) -> str:
         return f"<Graph {', '.join(self._nodes)}{' finalized' if self.finalized else ''}>"
@@ -371,6 +351,21 @@ class _AsDefault(contextlib.AbstractContextManager[Graph]):
 
     def __exit__(self, *_: object) -> None:
         _default.reset(self._token)
+
+
+def held(graph: Graph) -> Callable[[], None]:
+    """Finalize a graph while a session is open; return what ends that: after the last session nodes can be added again."""
+    graph._holds += 1  # pyright: ignore[reportPrivateUsage] - of this module
+
+    def release() -> None:
+        graph._holds -= 1  # pyright: ignore[reportPrivateUsage]
+
+    return release
+
+
+def make_default(graph: Graph) -> None:
+    """Make a graph the default one of the current context, which no other code shares."""
+    _default.set((graph, current_scope.get()))
 
 
 _N = TypeVar("_N", bound=Node)

@@ -31,7 +31,7 @@ from aiohooks.errors import (
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, A, B, C, D, FeedDict, Four, Graph, Node, Operation, Options, Output, Three, Two
 from aiohooks.graph.plan import Plan, PlannedOperation
-from aiohooks.graph.variables import Variables
+from aiohooks.graph.variables import Variables, values_of
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
 
@@ -120,7 +120,8 @@ class Session:
         self._plans: dict[tuple[Any, tuple[Any, ...], bool], Plan] = {}
         initial = {variable.name: variable.initial for variable in graph.variables}
         self._variable_names = tuple(initial)
-        self.variables.initialise(initial)
+        self._values = values_of(self.variables)
+        self._values.initialise(initial)
 
     @property
     def closed(self) -> bool:
@@ -214,7 +215,7 @@ class Session:
         while attempts_left:
             attempts_left -= 1
             for slot, name in plan.variables:
-                values[slot] = self.variables.read(name)
+                values[slot] = self._values.by_name[name]
             for slot in plan.step_slots:
                 values[slot] = store.latest.step
             calls: OperationCalls | None = None
@@ -305,9 +306,10 @@ class Session:
 
     async def _commit(self, plan: Plan, values: list[Any]) -> bool:
         """Commit the changes of a run; return False, and change nothing, if a variable was replaced since the run read it."""
-        store, variables = self.global_step, self.variables
+        store, variables = self.global_step, self._values
+        current = variables.by_name
         for slot, name in plan.replaced:
-            if variables.read(name) is not values[slot]:  # values are not changed in place: another one is another object
+            if current[name] is not values[slot]:  # values are not changed in place: another one is another object
                 return False
         new = variables.prepare(plan.changes, values)
         if store.inline or not plan.steps:
@@ -316,14 +318,14 @@ class Session:
             variables.put(new)
             return True
         # Before the step: a waiter for it, in any process, must find the variables of that step.
-        old = {name: variables.read(name) for name in new}
+        old = {name: current[name] for name in new}
         variables.put(new)
         advance = store.advance(plan.steps)
         try:
             self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
         except Exception:
             # The step was refused: undo this run. Values that another session has committed since then stay.
-            variables.put({name: old[name] for name in new if variables.read(name) is new[name]})
+            variables.put({name: old[name] for name in new if current[name] is new[name]})
             raise
         return True
 
@@ -339,7 +341,7 @@ class Session:
             "tracked": {name: self.state_of(one) for name, one in self.tracked.items()},
             "hooks": {name: hook.state_dict() for name, hook in self.stateful_hooks().items()},
         }
-        variables = {name: self.variables.read(name) for name in self._variable_names}
+        variables = {name: self._values.by_name[name] for name in self._variable_names}
         return {"variables": variables, **snapshot(states, self._snapshot_memory)}
 
     def stateful_hooks(self) -> Mapping[str, Stateful]:

@@ -3,13 +3,86 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.clock import wake, wake_after
 from aiohooks._aio.opening import wait_for_others
 from aiohooks._validate import check_mapping, check_secs
 from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, did_you_mean
+
+
+class Values:
+    """The values of a `Variables`, and who initialises them: its state, for sessions and their creators."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Any] = {}
+        self.ready: bool = False
+        self.failure: BaseException | None = None
+        """Why the session gave up that should have initialised them."""
+        self.waiters: dict[asyncio.Future[None], None] = {}
+        """Those of workers, in the order in which they came."""
+        self._initialising = False
+        self._claims: dict[asyncio.Future[None], None] = {}
+
+    async def claim(self) -> bool:
+        """Return whether the caller is to initialise the values; wait while another session does, in case it fails."""
+        while self._initialising and not self.ready:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._claims[waiter] = None
+            try:
+                await waiter
+            finally:
+                self._claims.pop(waiter, None)
+        if self.ready:
+            return False
+        self._initialising = True
+        return True
+
+    def initialise(self, initial: Mapping[str, Any]) -> None:
+        """Set the initial values of variables without one, all or none; `mark_ready` follows when everything is initialised."""
+        missing = self.missing(initial)
+        self.by_name.update({name: initial[name]() if callable(initial[name]) else initial[name] for name in missing})
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that have no value."""
+        return [name for name in names if name not in self.by_name]
+
+    def mark_ready(self) -> None:
+        """Wake the waiting workers."""
+        self.ready, self.failure = True, None
+        _wake_all((*self._claims, *self.waiters))
+
+    def discard(self) -> None:
+        """Remove the values of an initialisation that failed."""
+        self.by_name.clear()
+        self._initialising = False
+        _wake_all(self._claims)
+
+    def fail(self, error: BaseException) -> None:
+        """End the waits of workers: the session that should have initialised the values gave up."""
+        if not self.ready and not self._initialising:
+            self.failure = error
+            _wake_all(self.waiters)
+
+    def prepare(self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]) -> dict[str, Any]:
+        """Return the new values of a run; `changes` says which result changes which variable, and whether it is added.
+
+        An addition that fails raises here, before anything is changed: there must be no await before `put`.
+        """
+        values: dict[str, Any] = {}
+        for name, place, adds in changes:
+            values[name] = values.get(name, self.by_name[name]) + results[place] if adds else results[place]
+        return values
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Set the values that `prepare` returned."""
+        self.by_name.update(values)
+
+
+def _wake_all(waiters: Collection[asyncio.Future[None]]) -> None:
+    for waiter in waiters:
+        wake(waiter)
 
 
 class Variables:
@@ -20,17 +93,12 @@ class Variables:
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-        self._ready = False
-        self._initialising = False
-        self._claims: dict[asyncio.Future[None], None] = {}
-        self._failure: BaseException | None = None
-        self._waiters: dict[asyncio.Future[None], None] = {}  # in the order in which they came
+        self._values = Values()
 
     @property
     def ready(self) -> bool:
         """Whether the values have been initialised or restored."""
-        return self._ready
+        return self._values.ready
 
     async def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the values are initialised; return immediately if they are.
@@ -43,27 +111,28 @@ class Variables:
             PublisherFailedError: the session that should have initialised them failed.
         """
         check_secs(timeout, "timeout", optional=True)
-        if self._ready:
-            return
-        if self._failure is not None:
-            raise self._failed_error()
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        timer = None if timeout is None else wake_after(waiter, timeout)
-        try:
-            await wait_for_others(waiter)
-        finally:
-            self._waiters.pop(waiter, None)
-            if timer is not None:
-                timer.cancel()
-        if not self._ready:
+        values = self._values
+        if not values.ready and values.failure is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            values.waiters[waiter] = None
+            timer = None if timeout is None else wake_after(waiter, timeout)
+            try:
+                await wait_for_others(waiter)
+            finally:
+                values.waiters.pop(waiter, None)
+                if timer is not None:
+                    timer.cancel()
+        if values.failure is not None:
+            error = values.failure
+            raise PublisherFailedError(f"the session that should have initialised the variables failed: {error!r}") from error
+        if not values.ready:
             raise SessionNotReadyError(
                 f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"
             )
 
     def snapshot(self) -> dict[str, Any]:
         """Return the current values by name; a later commit does not change the result."""
-        return self._values.copy()
+        return self._values.by_name.copy()
 
     def assign(self, values: Mapping[str, Any]) -> None:
         """Replace several values together, between runs: `session.variables.assign({"rate": 0.1})`.
@@ -74,93 +143,25 @@ class Variables:
             FetchError: a name is not a variable; nothing is changed then.
         """
         check_mapping(values, "values", optional=False)
-        for name in values:
-            if name not in self._values:
-                raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values)}")
-        self._values.update(values)
-
-    async def claim(self) -> bool:
-        """Internal: return whether the caller is to initialise the values; wait while another session does, in case it fails."""
-        while self._initialising and not self._ready:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._claims[waiter] = None
-            try:
-                await waiter
-            finally:
-                self._claims.pop(waiter, None)
-        if self._ready:
-            return False
-        self._initialising = True
-        return True
-
-    def initialise(self, initial: Mapping[str, Any]) -> None:
-        """Internal: set the initial values of variables without one, all or none.
-
-        `mark_ready` follows when everything is initialised.
-        """
-        missing = self.missing(initial)
-        self._values.update({name: initial[name]() if callable(initial[name]) else initial[name] for name in missing})
-
-    def missing(self, names: Iterable[str]) -> list[str]:
-        """Internal: return those of `names` that have no value."""
-        return [name for name in names if name not in self._values]
-
-    def mark_ready(self) -> None:
-        """Internal: wake the waiting workers."""
-        self._ready = True
-        self._failure = None
-        for waiter in (*self._claims, *self._waiters):
-            wake(waiter)
-
-    def discard(self) -> None:
-        """Internal: remove the values of an initialisation that failed."""
-        self._values.clear()
-        self._initialising = False
-        for waiter in self._claims:
-            wake(waiter)
-
-    def fail(self, error: BaseException) -> None:
-        """Internal: end the waits of workers: the session that should have initialised the values gave up."""
-        if self._ready or self._initialising:
-            return
-        self._failure = error
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(self._failed_error())
-
-    def read(self, name: str) -> Any:
-        """Internal: return one value."""
-        return self._values[name]
-
-    def prepare(self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]) -> dict[str, Any]:
-        """Internal: return the new values of a run; `changes` says which result changes which variable, and whether it is added.
-
-        An addition that fails raises here, before anything is changed.
-        """
-        values: dict[str, Any] = {}
-        for name, place, adds in changes:
-            values[name] = values.get(name, self._values[name]) + results[place] if adds else results[place]
-        return values
-
-    def put(self, values: Mapping[str, Any]) -> None:
-        """Internal: set the values that `prepare` returned; there must be no await between the two calls."""
-        self._values.update(values)
-
-    def _failed_error(self) -> PublisherFailedError:
-        error = PublisherFailedError(f"the session that should have initialised the variables failed: {self._failure!r}")
-        error.__cause__ = self._failure
-        return error
+        for name in self._values.missing(values):
+            raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values.by_name)}")
+        self._values.put(values)
 
     if not TYPE_CHECKING:  # with it type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
+            known = ", ".join(self._values.by_name) if "_values" in self.__dict__ else ""
             raise AttributeError(
                 f"Variables has no attribute {name!r}; read the values with snapshot(), replace some with "
-                f"assign({{name: value}}); known are: {', '.join(self.__dict__.get('_values', ())) or 'none'}",
+                f"assign({{name: value}}); known are: {known or 'none'}",
                 name=name,
                 obj=self,
             )
 
     def __repr__(self) -> str:
-        state = "ready" if self._ready else "not ready"
-        return f"<Variables {', '.join(self._values) or 'none'}, {state}>"
+        return f"<Variables {', '.join(self._values.by_name) or 'none'}, {'ready' if self.ready else 'not ready'}>"
+
+
+def values_of(variables: Variables) -> Values:
+    """Return the state of a `Variables`."""
+    return variables._values  # pyright: ignore[reportPrivateUsage] - of this module

@@ -28,7 +28,7 @@ from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.lifecycle import Lifecycle, registered_hooks
 from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note, safe_repr
 from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
-from aiohooks.graph.graph import Graph, Node
+from aiohooks.graph.graph import Graph, Node, make_default
 from aiohooks.graph.session import Session
 from aiohooks.session._state import SessionState
 from aiohooks.session.coordinator import Coordinator
@@ -63,7 +63,9 @@ class HookSet:
                 raise InvalidHookError(f"{one.name} has observer=True, but a session calls all its hooks; leave it out")
             if one.registration.thread:
                 raise InvalidHookError(f"{one.name} has thread=True, which is for hooks of a group; give BlockingHook(hook)")
-        self.background: BackgroundCalls = BackgroundCalls(state.grace_secs, graph.make_default, state.observers, _step_of)
+        self.background: BackgroundCalls = BackgroundCalls(
+            state.grace_secs, partial(make_default, graph), state.observers, _step_of
+        )
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
         self.before_run: tuple[OrderGroup, ...] = self._groups("before_run")

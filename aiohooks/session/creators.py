@@ -16,7 +16,7 @@ from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, add_note, did_you_mean
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Variables
+from aiohooks.graph.variables import Variables, values_of
 from aiohooks.stores._protocol import Position
 from aiohooks.stores.base import StepStore, Term
 from aiohooks.stores.memory import MemoryStepStore
@@ -50,7 +50,8 @@ async def restore_session(session: Session, restored: Restored, seen: Position |
     """
     what, step = f"checkpoint {restored.checkpoint.path}", restored.checkpoint.step
     variables, tracked, hooks = (_state_part(restored.state, name, what) for name in ("variables", "tracked", "hooks"))
-    own = {variable.name: session.variables.read(variable.name) for variable in session.graph.variables}
+    values = values_of(session.variables).by_name
+    own = {variable.name: values[variable.name] for variable in session.graph.variables}
     _check_names(what, "variable", own, variables)
     _check_names(what, "tracked object", session.tracked, tracked)
     for name in sorted(own):
@@ -313,13 +314,13 @@ class ChiefSessionCreator(_Creator):
             StoreUnavailableError: the engine of the step store cannot be reached.
             InvalidArgumentError: the `session_factory` returned something else than a session of this graph, store and variables.
         """
-        variables = self._variables
+        values = values_of(self._variables)
         if self._leads and self._lead is None:
             lead = self.global_step.lead()
             await lead.__aenter__()
             self._lead = lead
         seen = await self.global_step.value()  # so that the latest position is known
-        first = await variables.claim()
+        first = await values.claim()
 
         async def initialise(session: Session) -> None:
             session.tracked = self._scaffold.tracked or {}
@@ -335,10 +336,10 @@ class ChiefSessionCreator(_Creator):
             session = await self._new_session("initialisation", initialise)
         except BaseException:
             if first:
-                variables.discard()
+                values.discard()
             raise
         if first:
-            variables.mark_ready()
+            values.mark_ready()
         self._created = True
         if self._lead is not None:
             await self.global_step.mark_initialised()
@@ -359,7 +360,7 @@ class ChiefSessionCreator(_Creator):
 
     def fail_waiters(self, error: BaseException) -> None:
         """End the waits of the workers for the variables; called by the monitored session when it ends with `error`."""
-        self._variables.fail(error)
+        values_of(self._variables).fail(error)
 
 
 class WorkerSessionCreator(_Creator):
@@ -406,7 +407,7 @@ class WorkerSessionCreator(_Creator):
         """
         if self._shares_variables:
             await self._variables.wait_ready(self._max_wait_secs)
-            missing = self._variables.missing(variable.name for variable in self.graph.variables)
+            missing = values_of(self._variables).missing(variable.name for variable in self.graph.variables)
             if missing:
                 raise NotReadyError(f"the chief has not initialised {', '.join(missing)}; its graph must have the same variables")
         else:

@@ -25,7 +25,7 @@ from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import FetchError, InvalidArgumentError, SessionClosedError, safe_repr
-from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two
+from aiohooks.graph.graph import A, B, C, D, FeedDict, Four, Graph, Node, Options, Three, Two, held
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
@@ -340,8 +340,7 @@ class AsyncMonitoredSession(Requests):
                 callbacks.callback(self._signals.install())
             with self._graph.as_default():
                 await self._hooks.begin()
-                self._graph.hold()
-                callbacks.callback(self._graph.release)
+                callbacks.callback(held(self._graph))
                 store = getattr(supervisor.creator, "global_step", None)
                 if getattr(store, "inline", True) or not isinstance(supervisor.creator, WorkerSessionCreator):
                     self._register_publisher(store)  # a worker waiting for its chief in another process publishes nothing yet

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.graph.variables import values_of
 from aiohooks.testing import no_leaks
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double, run_in_before_run
@@ -37,7 +38,7 @@ def wait_for_step() -> tuple[Awaitable[Any], Release]:
 
 def wait_for_variables() -> tuple[Awaitable[Any], Release]:
     variables = ah.Variables()
-    return variables.wait_ready(), variables.mark_ready
+    return variables.wait_ready(), values_of(variables).mark_ready
 
 
 def wait_for_stop() -> tuple[Awaitable[Any], Release]:

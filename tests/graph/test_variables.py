@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import aiohooks as ah
+from aiohooks.graph.variables import values_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
@@ -171,17 +172,17 @@ def test_initial_values_are_set_all_or_none() -> None:
 
 async def test_one_session_initialises_shared_variables() -> None:
     """The others wait until it has, or take its place if it fails; then no session initialises them again."""
-    variables = ah.Variables()
-    assert await variables.claim()
-    variables.initialise({"half": 1})
-    second, third = asyncio.create_task(variables.claim()), asyncio.create_task(variables.claim())
+    values = values_of(ah.Variables())
+    assert await values.claim()
+    values.initialise({"half": 1})
+    second, third = asyncio.create_task(values.claim()), asyncio.create_task(values.claim())
     await ticks()
     assert not second.done()
-    variables.discard()
+    values.discard()
     assert await second
-    assert variables.missing(["half"]) == ["half"]
+    assert values.missing(["half"]) == ["half"]
     await ticks()
     assert not third.done()
-    variables.mark_ready()
+    values.mark_ready()
     assert not await third
-    assert not await variables.claim()
+    assert not await values.claim()

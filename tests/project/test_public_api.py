@@ -165,7 +165,7 @@ SIGNATURES: dict[str, str | None] = {
     "Graph.placeholder": "(self, name, *, default=<_Missing>)",
     "Graph.variable": "(self, name, initial)",
     "Graph.operation": "(self, fn=None, *, inputs=None, updates=None, adds_to=None, thread=False, name=None)",
-    "Graph.train_op": "(self, fn=None, *, inputs=None, updates=None, adds_to=None, thread=False, name=None, steps=1)",
+    "Graph.train_op": "(self, fn=None, *, steps=1, **options)",
     "Graph.finalize": "(self)",
     "Graph.finalized": "property",
     "Graph.as_default": "(self)",

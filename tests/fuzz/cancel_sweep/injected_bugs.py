@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import aiohooks as ah
+from aiohooks.graph.variables import values_of
 from aiohooks.session import _shutdown
 from aiohooks.session._hooks import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
@@ -455,7 +456,7 @@ async def write_is_sent_again_as_a_new_one(fixture: StoreFixture) -> None:
 @bug_on(StoreFixture, "exactly once: the variables are 1, the step is 0")
 async def commit_is_not_shielded(fixture: StoreFixture) -> None:
     async with fixture.process("one") as process:
-        process.variables.initialise({"w": 0})
+        values_of(process.variables).initialise({"w": 0})
         process.variables.assign({"w": 1})
         await process.store.advance()
 

@@ -19,7 +19,7 @@ from aiohooks._aio.clock import wake
 from aiohooks._aio.overlap import Overlap
 from aiohooks.errors import raise_unchanged
 from aiohooks.graph.session import Session
-from aiohooks.graph.variables import Variables
+from aiohooks.graph.variables import Values
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
 from tests.fuzz._harness import Method, replaced
@@ -154,8 +154,8 @@ def stop_is_forgotten(request_stop: Method, *args: Any) -> None:
     pass
 
 
-@bug(Variables, "put", "values")
-def variables_are_committed_twice(put: Method, self: Variables, values: dict[str, Any]) -> None:
+@bug(Values, "put", "values")
+def variables_are_committed_twice(put: Method, self: Values, values: dict[str, Any]) -> None:
     put(self, {name: value + 1 for name, value in values.items()})
 
 
