@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.clock import wake, wake_after
@@ -51,19 +51,30 @@ class Values:
     def mark_ready(self) -> None:
         """Wake the waiting workers."""
         self.ready, self.failure = True, None
-        _wake_all((*self._claims, *self.waiters))
+        for waiter in (*self._claims, *self.waiters):
+            wake(waiter)
 
     def discard(self) -> None:
         """Remove the values of an initialisation that failed."""
         self.by_name.clear()
         self._initialising = False
-        _wake_all(self._claims)
+        for waiter in self._claims:
+            wake(waiter)
 
     def fail(self, error: BaseException) -> None:
         """End the waits of workers: the session that should have initialised the values gave up."""
-        if not self.ready and not self._initialising:
-            self.failure = error
-            _wake_all(self.waiters)
+        if self.ready or self._initialising:
+            return
+        self.failure = error
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_exception(self.failed_error())
+
+    def failed_error(self) -> PublisherFailedError:
+        """Return the error of a worker."""
+        error = PublisherFailedError(f"the session that should have initialised the variables failed: {self.failure!r}")
+        error.__cause__ = self.failure
+        return error
 
     def prepare(self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]) -> dict[str, Any]:
         """Return the new values of a run; `changes` says which result changes which variable, and whether it is added.
@@ -78,11 +89,6 @@ class Values:
     def put(self, values: Mapping[str, Any]) -> None:
         """Set the values that `prepare` returned."""
         self.by_name.update(values)
-
-
-def _wake_all(waiters: Collection[asyncio.Future[None]]) -> None:
-    for waiter in waiters:
-        wake(waiter)
 
 
 class Variables:
@@ -112,19 +118,19 @@ class Variables:
         """
         check_secs(timeout, "timeout", optional=True)
         values = self._values
-        if not values.ready and values.failure is None:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            values.waiters[waiter] = None
-            timer = None if timeout is None else wake_after(waiter, timeout)
-            try:
-                await wait_for_others(waiter)
-            finally:
-                values.waiters.pop(waiter, None)
-                if timer is not None:
-                    timer.cancel()
+        if values.ready:
+            return
         if values.failure is not None:
-            error = values.failure
-            raise PublisherFailedError(f"the session that should have initialised the variables failed: {error!r}") from error
+            raise values.failed_error()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        values.waiters[waiter] = None
+        timer = None if timeout is None else wake_after(waiter, timeout)
+        try:
+            await wait_for_others(waiter)
+        finally:
+            values.waiters.pop(waiter, None)
+            if timer is not None:
+                timer.cancel()
         if not values.ready:
             raise SessionNotReadyError(
                 f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"
