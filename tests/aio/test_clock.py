@@ -43,6 +43,8 @@ async def test_sleep_waits_on_the_clock_that_it_is_given() -> None:
         sleeps = [asyncio.create_task(sleep(5)), asyncio.create_task(sleep(5, given)), asyncio.create_task(sleep(5))]
         await ticks()
         sleeps[2].cancel()
+        await ticks()
+        assert current.pending == 1
         current.advance(5)
         await ticks()
         assert [one.done() for one in sleeps] == [True, False, True]

@@ -217,8 +217,9 @@ async def test_the_clock_of_a_hook_stands_still_in_what_it_wraps() -> None:
             await task
 
 
-async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps() -> None:
-    """After its time limit and the grace period the call is made without it, and not once more when it continues."""
+@pytest.mark.parametrize("on_error", ["log", "raise"])
+async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps(on_error: Any) -> None:
+    """After its time limit and the grace period the call is made without it, or fails, and not once more when it continues."""
     calls: list[str] = []
     gate, ended = asyncio.Event(), list[BaseException]()
 
@@ -233,16 +234,20 @@ async def test_a_hook_that_is_left_behind_cannot_call_what_it_wraps() -> None:
         calls.append(text)
         return "paid"
 
-    group = ah.HookGroup(Kinds, [ah.configure(Wrapping(ignores), timeout=5, on_error="log")], grace_secs=2)
+    group = ah.HookGroup(Kinds, [ah.configure(Wrapping(ignores), timeout=5, on_error=on_error)], grace_secs=2)
     with ManualClock() as clock:
         task = asyncio.create_task(group.hooks.wrap("x", pay))
         for secs in (5, 2):
             await until_true(lambda: clock.pending)
             clock.advance(secs)
-        assert await task == "paid"
+        if on_error == "log":
+            assert await task == "paid"
+        else:
+            with refused(ah.errors.HookTimeoutError, "Wrapping.wrap"):
+                await task
     gate.set()
     await until_true(lambda: ended)
-    assert calls == ["x"]
+    assert calls == (["x"] if on_error == "log" else [])
 
 
 async def test_arguments_behind_one_that_is_left_out() -> None:
