@@ -289,8 +289,14 @@ async def test_a_failure_leaves_no_reference_cycle() -> None:
 
 
 def test_what_is_hidden_is_kept() -> None:
-    """Errors that another one hides are at the end of its context."""
-    raised, hidden = ValueError("raised"), [KeyError("one"), OSError("two")]
+    """Errors that another one hides are at the end of its context, with their own, and without a circle."""
+    raised, hidden, own = ValueError("raised"), [KeyError("one"), OSError("two")], LookupError("own")
+    hidden[0].__context__ = own
     keep_errors(raised, [*hidden])
     assert isinstance(raised.__context__, BaseExceptionGroup)
     assert [*raised.__context__.exceptions] == hidden
+    assert hidden[0].__context__ is own
+    cancelled, cleanup = asyncio.CancelledError(), OSError("cleanup")
+    own.__context__, cleanup.__context__ = cancelled, own
+    keep_errors(cancelled, [cleanup])
+    assert (cancelled.__context__, cleanup.__context__, own.__context__) == (cleanup, own, None)
