@@ -6,12 +6,10 @@ import asyncio
 import contextvars
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook, PhaseHook
 from tests.support.sessions import double
 from tests.support.waiting import ticks
@@ -65,36 +63,6 @@ class _Named:
 
     def __init__(self, session: ah.AsyncMonitoredSession) -> None:
         self.run = lambda _: session.run("loss")
-
-
-@pytest.mark.parametrize("deeper", [False, True])
-async def test_a_run_inside_a_hook_of_that_run_is_still_refused(deeper: bool) -> None:
-    """Also through a group, another session or a task of its own, wherever the hook is in the list: it would wait for itself."""
-    session: ah.AsyncMonitoredSession
-
-    async def runs_again() -> None:
-        with refused(ah.errors.NestedRunError, "run was called from inside a run of the same session"):
-            await session.run("double")
-
-    async def through_a_group() -> None:
-        class Again:
-            async def on(self) -> None:
-                await runs_again()
-
-        await ah.compose(Calls, [Again(), Again()]).on()
-
-    async def through_a_session() -> None:
-        async with ah.AsyncMonitoredSession(double, [BeforeRunHook(runs_again)]) as inner:
-            await inner.run("double")
-
-    async def in_a_task() -> None:
-        await asyncio.create_task(runs_again())
-
-    ways: list[Any] = [through_a_group, through_a_session, in_a_task] if deeper else [runs_again, runs_again]
-    async with ah.AsyncMonitoredSession(double, [BeforeRunHook(ticks), *(BeforeRunHook(way) for way in ways)]) as session:
-        await session.run("double")
-    async with ah.AsyncMonitoredSession(double, [BeforeRunHook(way) for way in ways]) as session:
-        await session.run("double")
 
 
 async def test_a_run_inside_a_hook_keeps_context_variables() -> None:

@@ -89,22 +89,6 @@ async def test_an_observers_error_is_only_logged(phase: str, suspend: bool, capl
     assert str(record.exc_info[1]) == "observer failed"
 
 
-@pytest.mark.parametrize("phase", PHASES)
-async def test_an_observers_cancellation_is_only_logged(phase: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A hook that was cancelled by others is reported; with `on_error="log"` that is logged."""
-
-    async def awaits_cancelled(*_: object) -> None:
-        task = asyncio.create_task(forever())
-        task.cancel()
-        await task
-
-    with refused(ah.errors.HookCancelledError, f"PhaseHook.{phase}", "not by its caller"):
-        await use(hooked(phase, awaits_cancelled))
-    caplog.clear()
-    await use(hooked(phase, awaits_cancelled, on_error="log"))
-    assert [f"PhaseHook.{phase}" in record.getMessage() for record in caplog.records] == [True]
-
-
 async def test_an_observer_does_not_hide_base_exceptions() -> None:
     """`KeyboardInterrupt` and the like are never only logged."""
     with pytest.raises(KeyboardInterrupt):

@@ -66,6 +66,7 @@ async def test_no_cancel_is_invented(kind: str) -> None:
 
     with refused(ah.errors.HookCancelledError, f"Does.{kind} was cancelled, and not by its caller"):
         await call(ah.compose(Kinds, [Does(wait)]), kind)
+    await call(ah.compose(Kinds, [ah.configure(Does(wait), on_error="log")]), kind)
 
 
 @kinds

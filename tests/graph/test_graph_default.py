@@ -51,19 +51,22 @@ async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> 
 
 
 async def test_it_does_not_depend_on_the_caller() -> None:
-    """Whoever opens, runs or closes the session, in whatever context, the hooks see its graph."""
+    """Whoever opens, runs or closes the session, in whatever context, beside another one: the hooks see its graph."""
     graph, hook = counting_graph(), GraphHook(suspend=True)
-    session = ah.AsyncMonitoredSession(graph, [hook])
+    session, second = ah.AsyncMonitoredSession(graph, [hook]), ah.AsyncMonitoredSession(counting_graph())
 
     def elsewhere(coro: Any) -> asyncio.Task[Any]:
         return asyncio.get_running_loop().create_task(coro, context=contextvars.Context())
 
     await elsewhere(session.__aenter__())
+    await second.__aenter__()
     with ah.Graph().as_default() as other:
         await session.run("train")
         await elsewhere(session.run("train"))
         assert ah.get_default_graph() is other
+        await second.run("train")
         await elsewhere(session.aclose())
+    await second.aclose()
     assert hook.seen == phases_of(graph)
 
 
@@ -132,65 +135,29 @@ async def test_threads_and_background_calls() -> None:
     assert background.seen == phases_of(graph)
 
 
-async def test_each_session_of_a_task_has_its_own() -> None:
-    """Two sessions in one task: runs and ends in any order are each in their own graph."""
-    graphs, hooks = [counting_graph(), counting_graph()], [GraphHook(suspend=True), GraphHook(suspend=True)]
-    first, second = (ah.AsyncMonitoredSession(graph, [hook]) for graph, hook in zip(graphs, hooks, strict=True))
-    await first.__aenter__()
-    await second.__aenter__()
-    await first.run("train")
-    await second.run("train")
-    await first.run("train")
-    await first.aclose()
-    await second.run("train")
-    await second.aclose()
-    assert [hook.seen for hook in hooks] == [phases_of(graph) for graph in graphs]
-
-
 @pytest.mark.every_python
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_session_inside_a_hook(phase: str) -> None:
-    """A session that a hook opens has its own default graph inside; the hook's is unchanged behind it."""
-    outer, inner = counting_graph(), counting_graph()
-    seen: list[ah.Graph] = []
-    hook = GraphHook(suspend=True)
-
-    async def nest(*_: object) -> None:
-        async with ah.AsyncMonitoredSession(inner, [hook]) as session:
-            await session.run("train")
-            seen.append(ah.get_default_graph())
-        seen.append(ah.get_default_graph())
-
-    async with ah.AsyncMonitoredSession(outer, [PhaseHook(phase, nest)]) as session:
-        await session.run("train")
-    assert seen == [outer, outer]
-    assert hook.seen == phases_of(inner)
-
-
-@pytest.mark.every_python
-@pytest.mark.parametrize("phase", ["after_create_session", "before_run", "after_run"])
 async def test_sessions_in_overlapping_hooks(phase: str) -> None:
-    """Each session that one of several overlapping hooks opens has its own graph, while it opens too; the hooks keep theirs."""
-    outer, hooks, seen = counting_graph(), list[GraphHook](), list[ah.Graph]()
-    graphs = [counting_graph() for _ in range(3)]
+    """Each session that one of several hooks opens has its own graph, while it opens too; hooks and caller keep theirs."""
+    outer, seen = counting_graph(), list[ah.Graph]()
+    nested = [(counting_graph(), GraphHook(suspend=True)) for _ in range(3)]
 
-    async def nest(graph: ah.Graph, hook: GraphHook) -> None:
-        await asyncio.sleep(0)
-        async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-            await session.run("train")
-        seen.append(ah.get_default_graph())
+    def nesting(graph: ah.Graph, hook: GraphHook) -> PhaseHook:
+        async def nest(*_: object) -> None:
+            await asyncio.sleep(0)
+            async with ah.AsyncMonitoredSession(graph, [hook]) as session:
+                await session.run("train")
+                seen.append(ah.get_default_graph())
+            seen.append(ah.get_default_graph())
 
-    def nesting(graph: ah.Graph) -> PhaseHook:
-        hooks.append(GraphHook(suspend=True))
-        hook = hooks[-1]
-        return PhaseHook(phase, lambda *_: nest(graph, hook))
+        return PhaseHook(phase, nest)
 
     own = ah.get_default_graph()
-    async with ah.AsyncMonitoredSession(outer, [nesting(graph) for graph in graphs]) as session:
+    async with ah.AsyncMonitoredSession(outer, [nesting(*one) for one in nested]) as session:
         await session.run("train")
         assert ah.get_default_graph() is own
-    assert seen == [outer] * 3
-    assert [hook.seen for hook in hooks] == [phases_of(graph) for graph in graphs]
+    assert seen == [outer] * 6
+    assert [hook.seen for _, hook in nested] == [phases_of(graph) for graph, _ in nested]
 
 
 async def test_as_default_inside_a_hook() -> None:

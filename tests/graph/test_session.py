@@ -164,10 +164,9 @@ async def test_a_run_reads_each_variable_at_its_start() -> None:
 
 async def test_additions_of_overlapping_runs_are_all_kept() -> None:
     """Several sessions that share variables and overlap lose nothing that they add; each read the value at its own start."""
-    graph = ah.Graph()
+    graph, gate = ah.Graph(), asyncio.Event()
     graph.placeholder("amount")
     graph.variable("sum", 0)
-    gate = asyncio.Event()
 
     @graph.train_op(adds_to="sum")
     async def train(amount: int, sum: int) -> int:
@@ -177,12 +176,10 @@ async def test_additions_of_overlapping_runs_are_all_kept() -> None:
 
     variables, steps = ah.Variables(), ah.MemoryStepStore()
     sessions = [ah.Session(graph, variables=variables, global_step=steps) for _ in range(10)]
-    runs = [asyncio.create_task(one.run("train", {"amount": 10**number})) for number, one in enumerate(sessions)]
-    await ticks()
+    runs = [await parked(one.run("train", {"amount": 10**number})) for number, one in enumerate(sessions)]
     gate.set()
     assert await asyncio.gather(*runs) == [10**number for number in range(10)]
-    assert variables.snapshot() == {"sum": 1_111_111_111}
-    assert steps.latest.step == 10
+    assert (variables.snapshot(), steps.latest.step) == ({"sum": 1_111_111_111}, 10)
     assert sorted(one.committed_step for one in sessions) == list(range(1, 11))
 
 
