@@ -69,86 +69,83 @@ async def test_unique_names() -> None:
     assert [(hook.norm.name, hook.seen) for hook in hooks] == [("norm", 4), ("norm_1", 4)]
 
 
-@pytest.mark.parametrize("name", ["", None, 5, b"x"], ids=repr)
-def test_names_are_text(name: Any) -> None:
-    """A node's name is a str that is not empty."""
-    graph = ah.Graph()
-    with refused(ah.errors.GraphError, f"{name!r} is not a name", "give a non-empty str"):
-        graph.placeholder(name)
-    with refused(ah.errors.GraphError, f"{name!r} is not a name", "give a non-empty str"):
-        graph.variable(name, 0)
-
-
-async def test_a_step_named_as_its_parameter_is_refused() -> None:
-    """A step function and its parameter share the graph's names."""
-
-    async def batch(batch: int) -> None: ...
-
-    with refused(ah.errors.GraphError, "'batch' is already the name of", "unique"):
-        ah.AsyncMonitoredSession(batch)
-
-
 # -- operations
 
 
 async def takes_args(*args: int) -> None: ...
 async def takes_kwargs(**kwargs: int) -> None: ...
 async def takes_positional(x: int, /) -> None: ...
+async def batch(batch: int) -> None: ...
+async def batches() -> AsyncIterator[int]:
+    yield 1
+
+
+OTHER = ah.Graph().placeholder("x")
+
+
+def operation(fn: Any = lambda a, b: None, **options: Any) -> Callable[[ah.Graph], Any]:
+    """Return what adds an operation "op" to a graph."""
+    return lambda graph: graph.operation(name="op", **options)(fn)
 
 
 @pytest.mark.parametrize(
-    ("fn", "parameter"), [(takes_args, "*args"), (takes_kwargs, "**kwargs"), (takes_positional, "x")], ids=["args", "kwargs", "/"]
-)
-def test_parameters_without_a_name_are_refused(fn: Callable[..., Any], parameter: str) -> None:
-    """An input is found by its parameter's name, so `*args`, `**kwargs` and positional-only ones are refused, of a step, too."""
-    for add in (ah.Graph().operation, ah.AsyncMonitoredSession):
-        with refused(ah.errors.GraphError, f"operation {fn.__name__!r}: parameter {parameter}", "give each input a named"):
-            add(fn)
-
-
-@pytest.mark.parametrize("fn", [5, None, "train", object(), dict], ids=["int", "None", "str", "object", "dict"])
-def test_operations_are_made_of_functions(fn: Any) -> None:
-    """An object that cannot be called is refused, and a built-in without a signature; the message says to wrap that."""
-    says = ["an operation is made of a function", repr(fn)]
-    if fn is dict:
-        says = ["operation 'op': the parameters of <class 'dict'> cannot be read", "wrap it in a function"]
-    with refused(ah.errors.GraphError, *says):
-        ah.Graph().operation(name="op")(fn)
-
-
-async def a_coroutine_function() -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("options", "fn", "says"),
+    ("add", "says"),
     [
-        ({"updates": "v", "adds_to": "v"}, lambda: 1, ("both updates='v' and adds_to='v'", "give one")),
-        ({"thread": True}, a_coroutine_function, ("is a coroutine function", "leave out thread=True")),
-        ({"updates": 5}, lambda: 1, ("5", "variable")),
-        ({"adds_to": ["v"]}, lambda: 1, ("['v']", "variable")),
+        *[
+            (lambda graph, name=name: graph.placeholder(name), (f"{name!r} is not a name", "give a non-empty str"))
+            for name in ("", None, 5)
+        ],
+        (lambda graph: graph.variable(b"x", 0), ("b'x' is not a name", "give a non-empty str")),
+        (lambda _: ah.AsyncMonitoredSession(batch), ("'batch' is already the name of", "unique")),
+        *[
+            (add, (f"operation {fn.__name__!r}: parameter {parameter}", "give each input a named"))
+            for fn, parameter in ((takes_args, "*args"), (takes_kwargs, "**kwargs"), (takes_positional, "x"))
+            for add in (lambda graph, fn=fn: graph.operation(fn), lambda _, fn=fn: ah.AsyncMonitoredSession(fn))
+        ],
+        *[(operation(fn), ("an operation is made of a function", repr(fn))) for fn in (5, None, "train", OTHER)],
+        (operation(dict), ("operation 'op': the parameters of <class 'dict'> cannot be read", "wrap it in a function")),
+        (operation(updates="v", adds_to="v"), ("both updates='v' and adds_to='v'", "give one")),
+        (operation(do_nothing, inputs=[], thread=True), ("'op' is a coroutine function", "leave out thread=True")),
+        (operation(updates=5), ("operation 'op'", "5", "variable")),
+        (operation(adds_to=["v"]), ("operation 'op'", "['v']", "variable")),
+        (
+            lambda graph: graph.variable("weights", do_nothing),
+            ("'weights'", "do_nothing", "coroutine function", "init_fn of a Scaffold"),
+        ),
+        (operation(inputs="x"), ("inputs of operation 'op' is 'x'", "give a list")),
+        (operation(inputs={"x"}), ("give a list",)),
+        (operation(inputs=[1]), ("operation 'op' has the input 1", "its name")),
+        (operation(inputs=[OTHER]), ("operation 'op' has the input <Placeholder 'x'> of another graph",)),
+        (operation(inputs=["x", "x", "x"]), ("operation 'op'", "does not take the inputs (x, x, x)", "too many")),
+        (operation(inputs=["x"]), ("does not take the inputs (x)", "missing a required argument")),
     ],
-    ids=["both", "thread", "int", "list"],
 )
-def test_options_that_contradict_are_refused(options: dict[str, Any], fn: Callable[[], Any], says: tuple[str, ...]) -> None:
-    """Invalid options of an operation are refused when it is added, and it is not added."""
+def test_what_cannot_be_added_is_refused(add: Callable[[ah.Graph], Any], says: tuple[str, ...]) -> None:
+    """With a name or the value, and what to do; the graph stays as it was."""
     graph = ah.Graph()
+    graph.placeholder("x")
     graph.variable("v", 0)
-    with refused(ah.errors.GraphError, "operation 'op'", *says):
-        graph.operation(name="op", **options)(fn)
-    assert "op" not in graph.nodes
+    before = graph.nodes
+    with refused(ah.errors.GraphError, *says):
+        add(graph)
+    assert graph.nodes == before
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "1", None], ids=repr)
-def test_a_train_operation_trains_steps(steps: Any) -> None:
-    """`train_op(steps=...)` is a whole number, at least 1."""
-    with refused(ah.errors.InvalidArgumentError, f"steps is {steps!r}", "1 or more"):
-        ah.Graph().train_op(steps=steps)(lambda: 1)
-
-
-def test_an_initial_value_that_must_be_awaited_is_refused() -> None:
-    """The initial value of a variable may be a plain function; the error names the variable, and where to await."""
-    with refused(ah.errors.GraphError, "'weights'", "do_nothing", "coroutine function", "init_fn of a Scaffold"):
-        ah.Graph().variable("weights", do_nothing)
+@pytest.mark.parametrize(
+    ("add", "says"),
+    [
+        *[
+            (lambda steps=steps: ah.Graph().train_op(steps=steps)(lambda: 1), (f"steps is {steps!r}", "1 or more"))
+            for steps in (0, -1, 1.5, True, "1", None)
+        ],
+        (lambda: graph_of_step(lambda x: x), ("is not a coroutine function", "in_thread(...)")),
+        (lambda: graph_of_step(batches), ("has a `yield`", "session.steps(feeds=...)")),
+    ],
+)
+def test_invalid_arguments_are_refused(add: Callable[[], Any], says: tuple[str, ...]) -> None:
+    """Of a train operation, and of a step, which is no generator and does not block."""
+    with refused(ah.errors.InvalidArgumentError, *says):
+        add()
 
 
 async def test_a_plain_function_that_returns_a_coroutine_is_refused() -> None:
@@ -156,7 +153,7 @@ async def test_a_plain_function_that_returns_a_coroutine_is_refused() -> None:
     for first in (asyncio.sleep, lambda _: asyncio.Event().set()):
         graph = ah.Graph()
         graph.operation(name="first")(functools.partial(first, 0) if first is asyncio.sleep else lambda: None)
-        graph.operation(name="op")(lambda: a_coroutine_function())
+        graph.operation(name="op")(lambda: do_nothing())
         with refused(ah.errors.GraphError, "operation 'op' is a plain function that returned a coroutine", "`async def`"):
             await ah.Session(graph).run(["first", "op"])
 
@@ -302,15 +299,3 @@ async def test_the_graph_of_a_step_function() -> None:
     fetches = ["train", "y", "sum", "x", "at", "global_step"]
     assert await session.run(fetches, {"x": 1}) == [{"sum": 4, "at": 0}, 3, 4, 1, 0, 0]
     assert await session.run([*reversed(fetches)], {"x": 1, "y": 5}) == [1, 1, 1, 6, 5, {"sum": 6, "at": 1}]
-
-
-def test_a_step_that_is_no_coroutine_function_is_refused() -> None:
-    """The message says how a blocking step is written, and where a generator belongs."""
-    with refused(ah.errors.InvalidArgumentError, "is not a coroutine function", "in_thread(...)"):
-        graph_of_step(lambda x: x)
-
-    async def batches() -> AsyncIterator[int]:
-        yield 1
-
-    with refused(ah.errors.InvalidArgumentError, "has a `yield`", "session.steps(feeds=...)"):
-        graph_of_step(batches)
