@@ -36,7 +36,7 @@ TESTS = {
     "graph": (
         "tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py",
         "tests/session/test_run_lock.py", "tests/session/test_creators.py", "tests/session/test_creators_slow_stores.py",
-        "tests/session/test_feeds.py",
+        "tests/session/test_feeds.py", "tests/hooks/test_timeline.py",
     ),
     "dispatch": ("tests/dispatch", "tests/session/test_status.py", "tests/aio/test_observers.py", "tests/hooks/test_timeline.py"),
     "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
