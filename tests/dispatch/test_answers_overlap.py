@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.errors import HookTimeoutError, InvalidArgumentError, InvalidHookError
+from aiohooks.errors import HookTimeoutError, InvalidHookError
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.waiting import parked, ticks, uncancellable
@@ -199,13 +199,6 @@ async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
     assert await getattr(ah.compose(Asked, [logged, other]), how)("x") == other.answer
 
 
-def test_a_race_of_plain_methods_is_refused() -> None:
-    """Their calls do not overlap; a way for all methods leaves them out."""
-    with refused(InvalidHookError, "Asked.plain cannot race", 'give "first"'):
-        ah.HookGroup(Asked, results={"plain": "race"})
-    ah.HookGroup(Asked, results="race")
-
-
 @pytest.mark.parametrize(
     ("answers", "merged"),
     [
@@ -272,23 +265,3 @@ async def test_observers_overlap_and_their_errors_count() -> None:
     group.remove(failing.hook)
     group.add(ah.configure(failing, on_error="log"))
     assert await group.hooks.first("x") == "no"
-
-
-async def test_an_observer_of_what_wraps_is_refused() -> None:
-    """It would have to call the others; in a session all hooks are called."""
-
-    class Around:
-        async def first(self, text: str) -> AsyncIterator[None]:
-            yield
-
-    class Wrapping:
-        async def wrap(self, text: str, call_next: Callable[[str], Awaitable[str]]) -> str:
-            return await call_next(text)
-
-    for hook in (Around(), Wrapping()):
-        with refused(InvalidHookError, "wraps the calls of others", "observer=True"):
-            ah.compose(Asked, [ah.configure(hook, observer=True)])
-    with refused(InvalidHookError, "SessionRunHook has observer=True", "leave it out"):
-        ah.AsyncMonitoredSession(ticks, [ah.configure(ah.SessionRunHook(), observer=True)])
-    with refused(InvalidArgumentError, "observer of Plain is 1"):
-        ah.configure(Plain(""), observer=1)  # type: ignore[arg-type]

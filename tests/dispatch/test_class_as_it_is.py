@@ -410,20 +410,3 @@ def test_methods_that_are_left_out_are_said(caplog: pytest.LogCaptureFixture) ->
     assert caplog.messages == [
         "a group does not call run_async of Another, as Runs has none; if something calls them, give methods=('run_async',)"
     ]
-
-
-@pytest.mark.parametrize(
-    ("methods", "words"),
-    [
-        (["run"], ("methods has 'run', which Runs has itself",)),
-        (["run_later"], ("methods has 'run_later', which is no public method of any hook",)),
-        (["seen"], ("methods has 'seen'", "no public method")),
-        (["__init__"], ("methods has '__init__'", "no public method")),
-        ([1], ("a name in methods is 1",)),
-        (1, ("methods is 1",)),
-    ],
-)
-def test_methods_that_no_hook_or_the_class_has_are_refused(methods: Any, words: tuple[str, ...]) -> None:
-    """By name."""
-    with refused(InvalidArgumentError, *words):
-        ah.compose(Runs, [Audit([])], methods=methods)

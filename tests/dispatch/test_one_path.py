@@ -100,24 +100,6 @@ def test_a_plain_method_has_these_rules() -> None:
         ah.compose(Kinds, [Plain(asyncio.CancelledError())]).plain("x")
 
 
-@pytest.mark.parametrize(
-    ("hook", "options", "says"),
-    [
-        (type("OnlyAnswers", (), {"first": Does.first})(), {"background": True}, "none of its methods can be queued"),
-        (type("Around", (), {"around": Does.around})(), {"background": True}, "Around.around is an async generator"),
-        (Plain(ValueError()), {"timeout": 5}, "Plain.plain is a plain function"),
-    ],
-    ids=["no queue", "generator", "plain"],
-)
-def test_what_would_have_no_effect_is_refused(hook: object, options: dict[str, Any], says: str) -> None:
-    """When the group is made, and when the hook is added, which leaves the group as it was."""
-    group = ah.HookGroup(Kinds)
-    for make in (lambda: ah.HookGroup(Kinds, [ah.configure(hook, **options)]), lambda: group.add(ah.configure(hook, **options))):
-        with refused(ah.errors.InvalidHookError, says):
-            make()
-    assert group.status() == []
-
-
 # -- hooks that wrap
 
 

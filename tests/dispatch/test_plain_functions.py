@@ -368,18 +368,3 @@ async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
     clock.advance(1.0)
     with refused(ah.errors.HookTimeoutError, "forever"):
         await call
-
-
-def test_what_is_no_function_is_refused() -> None:
-    """Each with what to give."""
-
-    def plain() -> None: ...
-
-    with refused(InvalidHookError, "5 is given as a function"):
-        ah.compose_functions([5])
-    with refused(InvalidArgumentError, "functions is <function", "give a list of functions"):
-        ah.compose_functions(plain)  # type: ignore[arg-type]
-    with refused(InvalidHookError, "plain", "which no time limit can end"):
-        ah.compose_functions([ah.configure(plain, timeout=1.0)])
-    with refused(InvalidHookError, "background=True"):
-        ah.compose_functions([ah.configure(plain, background=True)])

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 import pytest
@@ -128,15 +128,10 @@ async def test_several_are_refused_and_one_is_not(name: str) -> None:
 
 
 async def test_other_arguments_are_not_called() -> None:
-    """A list of functions, an object that cannot be called: several hooks overlap. A plain method cannot wrap, and says so."""
+    """A list of functions, an object that cannot be called: several hooks overlap."""
 
     class Lifecycle:
         async def start(self, handler: Middlewares, tools: list[Callable[[], Awaitable[None]]]) -> None: ...
-
-        def plain(self, request: str, get_response: Callable[[str], str]) -> str:
-            raise NotImplementedError
-
-    def method(self: object, *_: object) -> Any: ...
 
     async def start(self: object, *_: object) -> None:
         started.append(self)
@@ -145,9 +140,6 @@ async def test_other_arguments_are_not_called() -> None:
     kind = type("Hook", (), {"start": start})
     await ah.compose(Lifecycle, [kind(), kind()]).start(Middlewares(), [])
     assert len(started) == 2
-    kind = type("Hook", (), {"plain": method})
-    with refused(InvalidHookError, "'get_response' calls the next one", '"wrap" cannot hold: only a coroutine method'):
-        ah.compose(Lifecycle, [kind(), kind()], results="wrap")
 
 
 async def test_a_body_of_the_class_is_innermost() -> None:
@@ -266,25 +258,6 @@ class Unclear:
     async def single(self, call: Any) -> Any: ...
 
 
-@pytest.mark.parametrize(("name", "choices"), [("two", "first, second"), ("no", "request")])
-def test_an_argument_that_is_not_clear_is_named(name: str, choices: str) -> None:
-    """With `"wrap"` alone it is refused, with the names to choose from; one that the method lacks is refused, too."""
-
-    async def method(self: object, *arguments: Any) -> Any: ...
-
-    kind = type("Hook", (), {name: method})
-    with refused(InvalidHookError, f"Unclear.{name} cannot wrap", "not clear", f"ah.wrap(argument=...): {choices}"):
-        ah.compose(Unclear, [kind()], results={name: "wrap"})
-    for way in (ah.wrap, ah.chain):
-        with refused(InvalidHookError, f"Unclear.{name} cannot", "it has no argument 'secnd'"):
-            ah.compose(Unclear, [kind()], results={name: way(argument="secnd")})
-    for each in choices.split(", "):
-        ah.compose(Unclear, [kind(), kind()], results={name: ah.wrap(argument=each)})
-    wrong: Any = 1
-    with refused(InvalidArgumentError, "argument is 1"):
-        ah.wrap(argument=wrong)
-
-
 async def test_the_named_argument_calls_the_next_one() -> None:
     """Also where another one looks like it, and in `@point`; and the only one that could, where `"wrap"` is asked for it."""
 
@@ -350,59 +323,6 @@ async def test_a_chain_replaces_the_argument_that_its_answers_are_of() -> None:
     composite = ah.compose(Mail, [Sends(), Sends()], results=ah.chain(argument="message"))
     assert await composite.on_send("m", ctx=1, recipient="r") == "m+r+r"
     assert await composite.different("m", 1) == await composite.different(ctx=1, message="m") == "m++"
-
-
-def test_a_chain_of_an_argument_that_is_not_clear_is_refused() -> None:
-    """Named for the method, or for all of them where several hooks implement it."""
-    says = "not clear which argument takes the answer", "ah.chain(argument=...)", "message, ctx"
-    with refused(InvalidHookError, "Mail.different cannot chain", *says):
-        ah.compose(Mail, [Sends()], results={"different": "chain"})
-    with refused(InvalidHookError, "Sends#1.different and Sends#2.different both answer", *says):
-        ah.compose(Mail, [Sends(), Sends()], results="chain")
-
-
-# -- what would never be called
-
-
-class Steps:
-    def generator(self) -> Iterator[None]:
-        yield
-
-    async def asynchronous(self) -> Any:
-        yield
-
-    def plain(self) -> None: ...
-
-    def untyped(self):  # type: ignore[no-untyped-def]
-        ...
-
-    def numbers(self) -> Iterator[int]:
-        return iter(())
-
-
-def plain_generator(self: object) -> Any:
-    yield 1
-
-
-async def generator(self: object, *arguments: Any) -> Any:
-    yield
-
-
-def test_a_generator_that_no_one_would_iterate_over_is_refused() -> None:
-    """Its code would never run: a check that is written so would be left out. Around an empty middleware the tool would not."""
-    for name in ("generator", "asynchronous", "plain", "untyped"):
-        for method in (plain_generator, generator):
-            with refused(InvalidHookError, f"Deny.{name} is a"):
-                ah.compose(Steps, [type("Deny", (), {name: method})()])
-    assert [*ah.compose(Steps, [type("Counts", (), {"numbers": plain_generator})()]).numbers()] == [1]  # it is the answer
-    with refused(InvalidHookError, "Around.last is an async generator", "calls the next one", '"wrap"'):
-        ah.compose(Middlewares, [type("Around", (), {"last": generator})()])
-
-
-def test_a_hook_that_derives_from_the_class_has_one_of_its_methods() -> None:
-    """Without one it would never be called."""
-    with refused(InvalidHookError, "has none of the methods of Mail: different, first, on_send, untyped"):
-        ah.compose(Mail, [type("Empty", (Mail,), {})()])
 
 
 async def test_an_answer_that_is_dropped_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,328 @@
+"""What is refused when a group is made or changed, and what the message says: hooks, methods, options, functions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol, Self
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.dispatch import HookRegistration
+from aiohooks.errors import AiohooksError, InvalidArgumentError, InvalidHookError
+from tests.support.checks import refused
+from tests.support.kinds import Does, Kinds
+from tests.support.sessions import do_nothing
+from tests.support.waiting import ticks
+
+pytestmark = pytest.mark.every_python
+
+
+# -- methods of hooks
+
+
+async def coroutine(self: object, *arguments: Any) -> Any: ...
+async def no_arguments(self: object) -> None: ...
+async def two_arguments(self: object, call: str, more: str) -> None: ...
+async def name_only(self: object, name: str) -> None: ...
+async def any_arguments(self: object, name: str, *items: int, **fields: int) -> None: ...
+def function(self: object, *arguments: Any) -> Any: ...
+def generator(self: object) -> Iterator[int]:
+    yield 1
+
+
+async def around(self: object, *arguments: Any) -> AsyncIterator[None]:
+    yield
+
+
+def hook(*bases: type, **methods: Any) -> Any:
+    """Return an object of a class with these methods."""
+    return type("Observer", bases, methods)()
+
+
+# -- classes
+
+
+class Calls:
+    async def on(self, call: str) -> None: ...
+
+    async def count(self) -> int:
+        return 0
+
+    def plain(self) -> None: ...
+
+    @ah.point("together")
+    def answers(self, text: str) -> str | None: ...
+
+    @ah.point("first")
+    async def first(self, text: str) -> str | None: ...
+
+    @ah.point("wrap")
+    async def wrap(self, text: str, call_next: Callable[[str], Awaitable[str]]) -> str:
+        return await call_next(text)
+
+
+class Steps:
+    def generator(self) -> Iterator[None]:
+        yield
+
+    async def asynchronous(self) -> Any:
+        yield
+
+    def plain(self) -> None: ...
+
+    def untyped(self):  # type: ignore[no-untyped-def]
+        ...
+
+    def numbers(self) -> Iterator[int]:
+        return iter(())
+
+
+class Base:
+    async def inherited(self) -> Base | None: ...
+
+
+class Builder(Base):
+    """Methods that return a hook of the class, in all the ways this can be written; and two that do not."""
+
+    async def itself(self) -> Self:
+        raise NotImplementedError
+
+    async def text(self) -> "Builder":  # noqa: UP037 - a text within the text
+        raise NotImplementedError
+
+    async def base(self) -> Base:
+        raise NotImplementedError
+
+    async def for_checkers(self) -> "Builder[Missing]":  # type: ignore[name-defined, type-arg] # noqa: F821, UP037
+        raise NotImplementedError
+
+    async def anything(self) -> object:
+        raise NotImplementedError
+
+    async def other(self) -> "Missing":  # type: ignore[name-defined] # noqa: F821, UP037
+        raise NotImplementedError
+
+
+class Events:
+    """A method that takes any positional arguments, and one that takes any keywords."""
+
+    async def on_items(self, name: str, *items: int) -> None: ...
+
+    async def on_fields(self, name: str, **fields: int) -> None: ...
+
+
+class Handler:
+    """A class that is called as a whole, and calls its own methods."""
+
+    async def __call__(self, event: str) -> None:
+        await self.on_event(event)
+
+    async def on_event(self, event: str) -> None: ...
+
+
+class Layers:
+    async def empty(self, context: str, call_next: Callable[[], Awaitable[None]]) -> None: ...
+
+    async def two(self, first: Callable[[], Awaitable[None]], second: Callable[[], Awaitable[None]]) -> None: ...
+
+    async def no(self, request: str) -> str:
+        raise NotImplementedError
+
+    async def different(self, message: str, ctx: int) -> Any: ...
+
+    def get(self, request: str, get_response: Callable[[str], str]) -> str:
+        raise NotImplementedError
+
+
+class Runs(Protocol):
+    def run(self, text: str) -> None: ...
+
+
+Make = Callable[[], object]
+ON = hook(on=coroutine)
+OBSERVING: Any = {"observer": True}
+DIFFERENT = hook(different=coroutine)
+UNCLEAR = "not clear which argument takes the answer", "ah.chain(argument=...)", "message, ctx"
+
+
+def made(kind: Any, *hooks: object, **options: Any) -> Make:
+    return lambda: ah.compose(kind, hooks, **options)
+
+
+def said(kind: Any, one: object, **options: Any) -> Make:
+    return lambda: ah.HookGroup(kind, [ah.configure(one, **options)])
+
+
+def given(**options: Any) -> Make:
+    return lambda: ah.HookGroup(Calls, **options)
+
+
+HOOKS: list[Any] = [
+    (made(Calls, hook(on=no_arguments)), "Observer.on()", "cannot take the call Calls.on(self, call): too many"),
+    (made(Calls, hook(on=two_arguments)), "Observer.on(call", "missing a required argument: 'more'"),
+    *[
+        (made(Events, hook(**{name: name_only})), f"Observer.{name}(", "cannot take the call", f"Events.{name}(self, name", "*")
+        for name in ("on_items", "on_fields")
+    ],
+    (made(Calls, hook(on=function)), "Observer.on is not a coroutine function", "async def", "configure(hook, thread=True)"),
+    (made(Calls, hook(plain=coroutine)), "Observer.plain is a coroutine function", "Calls.plain is a plain one; write it as"),
+    (made(Calls, object()), "<object object", "has none of the methods of Calls: answers"),
+    (made(Calls, hook(Calls)), "has none of the methods of Calls: answers"),
+    (made(Calls, Does), "the class Does", "give an object of it"),
+    (made(Calls, do_nothing), "do_nothing", "is a function", "`on`"),
+    (made(Calls, ah.HookGroup(Calls)), "<HookGroup Calls: no hooks> is a group", "give its `hooks`"),
+    (made(Calls, ON, ah.configure(ON, order=1)), "twice", "make two objects"),
+    (made(Calls, ah.configure(ON, background=True)), "has to be entered, as Observer has background=True", "use HookGr"),
+    (lambda: ah.compose(Calls, ON), "hooks is <", "Observer object", "give a list of hooks"),
+    (lambda: ah.compose(Calls, ah.configure(ON)), "hooks is HookRegistration(", "give a list of hooks"),
+    *[
+        (made(Steps, hook(**{name: one})), f"Observer.{name} is a")
+        for name in ("generator", "asynchronous", "plain", "untyped") for one in (generator, around)
+    ],
+    (made(Layers, hook(empty=around)), "Observer.empty is an async generator", "calls the next one", '"wrap"'),
+    *[
+        (made(Builder, hook(**{name: coroutine})), f"Observer.{name} returns a hook", "use this hook beside the group")
+        for name in ("itself", "text", "base", "for_checkers")
+    ],
+    (made(Handler, hook(Handler, __call__=coroutine, on_event=coroutine)), "Observer.__call__ decides which of its methods"),
+    # options that would have no effect, or contradict each other
+    (said(Kinds, hook(first=Does.first), background=True), "Observer has background=True, but none of its methods can be"),
+    (said(Kinds, hook(around=Does.around), background=True), "Observer.around is an async generator", "in the background"),
+    (said(Calls, hook(plain=function), timeout=5), "Observer.plain is a plain function, which no time limit can end"),
+    (said(Calls, hook(first=around), **OBSERVING), "wraps the calls of others", "observer=True"),
+    (said(Calls, hook(wrap=coroutine), **OBSERVING), "wraps the calls of others", "observer=True"),
+    (lambda: ah.AsyncMonitoredSession(ticks, [ah.configure(ah.NanHook("x"), **OBSERVING)]), "observer=True", "leave it out"),
+    (said(Calls, ON, max_pending=3), "max_pending of Observer is 3, but its calls are not queued", "background=True"),
+    (said(Calls, ON, on_full="drop"), "on_full of Observer is drop", "background=True"),
+    (said(Calls, ON, disable_after=3), "disable_after of Observer is 3", 'on_error="log"'),
+    (said(Calls, ON, on_error="log", retry_secs=3), "retry_secs of Observer is 3", "give disable_after"),
+    (said(Calls, HookRegistration(ah.configure(ON))), "is a registration of a registration", "give the hook"),
+    # which argument takes the answer, or calls the next
+    (given(results={"answers": "race"}), "Calls.answers cannot race", 'give "first"'),
+    *[
+        (made(Layers, hook(**{name: coroutine}), results={name: "wrap"}), f"Layers.{name} cannot wrap", "not clear", choices)
+        for name, choices in (("two", "wrap(argument=...): first, second"), ("no", "wrap(argument=...): request"))
+    ],
+    *[
+        (made(Layers, hook(no=coroutine), results={"no": way(argument="x")}), "Layers.no cannot", "it has no argument 'x'")
+        for way in (ah.wrap, ah.chain)
+    ],
+    (made(Layers, DIFFERENT, results={"different": "chain"}), "Layers.different cannot chain", *UNCLEAR),
+    (made(Layers, DIFFERENT, hook(different=coroutine), results="chain"), "#1.different and", "both answer", *UNCLEAR),
+    (made(Layers, hook(get=function), hook(get=function), results="wrap"), "'get_response' calls", '"wrap" cannot hold'),
+    (made(Calls, hook(count=coroutine), hook(count=coroutine)), "#1.count and", 'results={"count": "first"}', "@point"),
+    # functions
+    (lambda: ah.compose_functions([5]), "5 is given as a function"),
+    (lambda: ah.compose_functions([ah.configure(do_nothing, background=True)]), "background=True"),
+    (lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]), "which no time limit can end"),
+]  # fmt: skip
+ARGUMENTS: list[Any] = [
+    (given(results={"frst": "first"}), "results has 'frst'", "did you mean 'first'"),
+    (given(results={"count": "last"}), "results['count'] is 'last'", '"wrap"', '"together", "race" or "merge"'),
+    (given(results="last"), "results is 'last'", '"wrap"'),
+    (given(results={"count"}), "results is {'count'}", "give a mapping"),
+    (given(grace_secs=-1), "grace_secs is -1"),
+    (given(exit_reverse=["frst"]), "exit_reverse has 'frst', which is no method of Calls", "did you mean"),
+    (given(exit_reverse=5), "exit_reverse is 5"),
+    (given(timeout=-1), "timeout is -1"),
+    (given(on_error="ignore"), "on_error is 'ignore'"),
+    (given(init=[1]), "init is [1]; give a mapping"),
+    (lambda: ah.point("last"), "the argument of @point is 'last'"),  # type: ignore[arg-type]
+    (lambda: ah.wrap(argument=1), "argument is 1"),  # type: ignore[arg-type]
+    (lambda: ah.in_order([], first=0.5), "first is 0.5", "whole number"),  # type: ignore[arg-type]
+    (lambda: ah.compose_functions(do_nothing), "functions is <function", "give a list of functions"),  # type: ignore[arg-type]
+    # methods that the class leaves out
+    (made(Runs, hook(run=function), methods=["run"]), "methods has 'run', which Runs has itself"),
+    (made(Runs, hook(run=function), methods=["later"]), "methods has 'later', which is no public method of any hook"),
+    (made(Runs, hook(run=function, seen=1), methods=["seen"]), "methods has 'seen'", "no public method"),
+    (made(Runs, hook(run=function), methods=["__init__"]), "methods has '__init__'", "no public method"),
+    (made(Runs, hook(run=function), methods=[1]), "a name in methods is 1"),
+    (made(Runs, hook(run=function), methods=1), "methods is 1"),
+    # options of a hook
+    *[
+        (make, f"{name} of Observer is {options[name]!r}")
+        for name, options in (
+            ("order", {"order": 1.5}), ("order", {"order": True}), ("timeout", {"timeout": 0}), ("on_error", {"on_error": ""}),
+            ("background", {"background": 1}), ("observer", {"observer": 1}), ("max_pending", {"max_pending": 0}),
+            ("max_pending", {"max_pending": None}), ("disable_after", {"disable_after": 0, "on_error": "log"}),
+            ("on_full", {"on_full": "discard"}), ("retry_secs", {"retry_secs": 0}),
+        )
+        for make in (said(Calls, ON, **options), lambda options=options: ah.HookGroup(Calls, [HookRegistration(ON, **options)]))
+    ],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "make", "says"),
+    [
+        *((InvalidHookError, make, says) for make, *says in HOOKS),
+        *((InvalidArgumentError, make, says) for make, *says in ARGUMENTS),
+    ],
+    ids=[says[0] for _, *says in (*HOOKS, *ARGUMENTS)],
+)
+def test_what_cannot_hold_is_refused(error: type[AiohooksError], make: Make, says: list[str]) -> None:
+    """The message names the hook, the method or the option, with its value, and says what to write."""
+    with refused(error, *says):
+        make()
+
+
+NAMES = {
+    True: "n_tool_start on_tol_start on_tool_star on_tool_starts xon_tool_start on_ttool_start in_tool_start on_toolxstart "
+    "on_tool_starx no_tool_start on_tool_satrt on_tool_statr",
+    False: "on_tool on_tool_started tool_start no_tool_satrt on_tool_sxyrt xn_tool_starx on_tool_sratt ontool_starx "
+    "_on_tool_start",
+}
+
+
+@pytest.mark.parametrize(("name", "is_refused"), [(one, is_near) for is_near, names in NAMES.items() for one in names.split()])
+def test_a_name_that_is_one_edit_away_is_refused(name: str, is_refused: bool) -> None:
+    """One letter more, less, changed, or exchanged with its neighbour, anywhere in the name; two edits are another word."""
+
+    class Tools:
+        async def on_tool_start(self) -> None: ...
+
+    one = hook(**{name: no_arguments, "on_tool_start": no_arguments})
+    if is_refused:
+        with refused(InvalidHookError, f"Observer.{name} is not a method of Tools", "did you mean 'on_tool_start'"):
+            ah.compose(Tools, [one])
+    else:
+        ah.compose(Tools, [one])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(made(Builder, hook(**{name: coroutine})) for name in ("anything", "other")),
+        *(made(Events, hook(**{name: any_arguments})) for name in ("on_items", "on_fields")),
+        made(Handler, hook(Handler, on_event=coroutine)),
+        given(results="race"),
+        *(
+            made(Layers, hook(**{name: coroutine}), hook(**{name: coroutine}), results={name: ah.wrap(argument=argument)})
+            for name, argument in (("two", "first"), ("two", "second"), ("no", "request"))
+        ),
+    ],
+)
+def test_what_fits_is_not(make: Make) -> None:
+    """Every object is an `object`, what cannot be evaluated is compared by name, a hook may take more, an argument is named."""
+    make()
+
+
+def test_a_generator_may_be_the_answer() -> None:
+    """Where the method returns an iterator."""
+    assert [*ah.compose(Steps, [hook(numbers=generator)]).numbers()] == [1]
+
+
+def test_a_hook_that_is_added_and_refused_leaves_the_group_as_it_was() -> None:
+    """Also its names and the methods that it has."""
+    group = ah.HookGroup(Kinds)
+    with refused(InvalidHookError, "none of its methods can be queued"):
+        group.add(ah.configure(hook(first=Does.first), background=True))
+    assert group.status() == []
+
+
+def test_options_may_come_one_after_the_other() -> None:
+    """A registration may have `background` already, or a program decide it elsewhere; one is the least of a number."""
+    assert ah.configure(ah.configure(ON, background=True), max_pending=1).max_pending == 1
+    assert ah.configure(ON, background=False, max_pending=3).max_pending == 3
+    assert ah.configure(ON, disable_after=1, on_error="log").disable_after == 1
