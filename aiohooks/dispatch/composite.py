@@ -269,8 +269,8 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
     def set_attribute(self: Any, name: str, value: Any) -> None:
         composite.set_data(self, name, value)
 
-    place = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__setattr__": set_attribute}
-    place[_COMPOSITE] = composite
+    place: dict[str, Any] = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, _COMPOSITE: composite}
+    place["__setattr__"] = set_attribute
     try:
         made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(place))
     except Exception as error:

@@ -72,23 +72,45 @@ async def test_results_are_in_order_of_the_calls() -> None:
     assert asyncio.all_tasks() == before
 
 
-async def test_the_first_failure_cancels_the_others() -> None:
-    """It is raised as it is, with its origin; failures in the cleanup of others make a flat group."""
-    error = ValueError("first")
-    with pytest.raises(ValueError, match="first") as raised:
-        await overlapped(forever, lambda: fail(error))
-    assert raised.value is error
-    assert error.__notes__ == ["raised by call 1"]
+@pytest.mark.parametrize("fails", [0, 2, 4])
+async def test_the_first_failure_cancels_the_others(fails: int) -> None:
+    """It is raised as it is, with its origin, when they have ended."""
+    error, ended = ValueError("first"), list[int]()
 
-    async def cleans_up_badly() -> None:
+    async def call(number: int) -> None:
+        if number == fails:
+            await ticks(2)
+            raise error
         try:
             await forever()
         finally:
-            raise KeyError("cleanup")
+            await ticks(3)
+            ended.append(number)
+
+    with pytest.raises(ValueError, match="first") as raised:
+        await overlapped(*(functools.partial(call, number) for number in range(5)))
+    assert raised.value is error
+    assert error.__notes__ == [f"raised by call {fails}"]
+    assert ended == [number for number in range(5) if number != fails]
+
+
+@pytest.mark.parametrize("failing", [(0, 4), (1, 3), (0, 1, 2, 3, 4)], ids=str)
+async def test_failures_in_the_cleanup_of_others_make_a_flat_group(failing: tuple[int, ...]) -> None:
+    """In order of the calls, each with its origin; the members of a group stand in for it."""
+    errors = [ExceptionGroup("two", [KeyError(0), KeyError(1)]), *(ValueError(number) for number in range(1, 5))]
+
+    async def call(number: int) -> None:
+        try:
+            await (ticks() if number == failing[-1] else forever())
+        finally:
+            if number in failing:
+                raise errors[number]
 
     with pytest.raises(ExceptionGroup) as several:
-        await overlapped(cleans_up_badly, lambda: fail(ValueError("first")), forever)
-    assert [type(one) for one in several.value.exceptions] == [KeyError, ValueError]
+        await overlapped(*(functools.partial(call, number) for number in range(5)))
+    members = [(one, number) for number in failing for one in getattr(errors[number], "exceptions", [errors[number]])]
+    assert [*several.value.exceptions] == [one for one, _ in members]
+    assert [one.__notes__ for one, _ in members] == [[f"raised by call {number}"] for _, number in members]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit])

@@ -10,41 +10,11 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import without_collections
-from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, five_hooks
+from tests.support.hooks import HOOKS, five_hooks
 from tests.support.sessions import double, run_once
 from tests.support.waiting import elapse, forever, ticks
 
 pytestmark = pytest.mark.every_python
-
-
-@pytest.mark.parametrize("phase", OVERLAPPING_PHASES)
-@pytest.mark.parametrize("fails", [0, 2, 4])
-async def test_first_failure_cancels_the_others_and_waits_for_them(phase: str, fails: int) -> None:
-    """The failing hook's error reaches the caller as the same object, after all others were cancelled and have ended."""
-    error = ValueError("no")
-    ended: list[tuple[int, bool]] = []
-
-    async def act(number: int, now: str) -> None:
-        if now != phase:
-            return
-        is_cancelled = False
-        try:
-            await ticks(2)
-            if number == fails:
-                raise error
-            await forever()
-        except asyncio.CancelledError:
-            is_cancelled = True
-            await ticks(3)
-            raise
-        finally:
-            ended.append((number, is_cancelled))
-
-    with pytest.raises(ValueError, match="no") as raised:
-        await run_once(five_hooks(act))
-    assert raised.value is error
-    assert error.__notes__[0].startswith(f"raised by NumberedHook#{fails + 1}.{phase} at step ")
-    assert sorted(ended) == [(number, number != fails) for number in HOOKS]
 
 
 async def test_hooks_after_one_that_fails_without_suspending_are_not_started() -> None:
@@ -60,28 +30,6 @@ async def test_hooks_after_one_that_fails_without_suspending_are_not_started() -
     with pytest.raises(ValueError, match="no"):
         await run_once(five_hooks(act))
     assert started == [0, 1, 2]
-
-
-@pytest.mark.parametrize("failing", [(0, 4), (1, 3), (0, 1, 2, 3, 4)], ids=str)
-async def test_several_failures_are_one_flat_group(failing: tuple[int, ...]) -> None:
-    """Failures of one phase reach the caller as one flat group, in registration order, each with its note."""
-    errors = {number: ValueError(f"hook {number}") for number in failing}
-
-    async def act(number: int, phase: str) -> None:
-        if phase == "before_run":
-            try:
-                await asyncio.sleep(0)
-                if number != failing[-1]:
-                    await asyncio.Event().wait()
-            finally:
-                if number in errors:
-                    raise errors[number]
-
-    with pytest.raises(ExceptionGroup, match=f"{len(failing)} failures in one phase") as raised:
-        await run_once(five_hooks(act))
-    assert raised.value.exceptions == tuple(errors[number] for number in failing)
-    for number, error in errors.items():
-        assert error.__notes__[0] == f"raised by NumberedHook#{number + 1}.before_run at step 1"
 
 
 async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() -> None:
@@ -145,27 +93,6 @@ async def test_errors_that_a_cancel_hides_are_kept(caplog: pytest.LogCaptureFixt
     logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
     assert {id(error) for error in errors.values()} <= {id(error) for error in logged}
     assert set(map(repr, errors.values())) <= set(kept_by(raised.value))
-
-
-async def test_errors_of_one_tick_are_all_in_the_context() -> None:
-    """A cancel comes in the tick of a failure, and another hook fails in its cleanup: no error is lost, and no circle is made."""
-    caller: asyncio.Task[object]
-
-    async def act(number: int, phase: str) -> None:
-        if phase == "before_run" and number == 0:
-            try:
-                await forever()
-            except asyncio.CancelledError:
-                raise OSError("cleanup") from None
-        elif phase == "before_run" and number == 1:
-            await ticks(2)
-            asyncio.get_running_loop().call_soon(caller.cancel)
-            raise ValueError("failed")
-
-    caller = asyncio.create_task(run_once(five_hooks(act)))
-    with pytest.raises(asyncio.CancelledError) as raised:
-        await caller
-    assert kept_by(raised.value) == ["OSError('cleanup')", "ValueError('failed')"]
 
 
 @pytest.mark.plain_tasks

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from tests.support.kinds import Kinds, Next, tail
 from tests.support.waiting import ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -27,17 +28,6 @@ class Lifecycle:
     @ah.point("first")
     async def answer(self, number: int) -> str: ...  # type: ignore[empty-body]
 
-    @ah.point("first")
-    async def first(self, number: int) -> str | None: ...
-
-    @ah.point("chain")
-    async def chain(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        return path
-
-    @ah.point("wrap")
-    async def wrap(self, number: int, call_next: Callable[[int], Awaitable[list[int]]]) -> list[int]:
-        return await call_next(number)
-
 
 class Hook:
     """Answers after so many ticks, and looks at the context of the call before and after them."""
@@ -46,33 +36,12 @@ class Hook:
         self.name = name
         self.waits = waits
         self.mark: contextvars.ContextVar[int] = contextvars.ContextVar(name)
-        self.cancelled: list[int] = []
-
-    async def _wait(self) -> int:
-        number = whose.get()
-        try:
-            await ticks((number + self.waits) % 4 if self.waits else 0)
-        except asyncio.CancelledError:
-            self.cancelled.append(number)
-            raise
-        assert whose.get() == number
-        self.mark.set(number)  # the caller sees it, and only this one
-        return number
 
     async def answer(self, number: int) -> str:
-        assert await self._wait() == number
+        await ticks((number + self.waits) % 4 if self.waits else 0)
+        assert whose.get() == number
+        self.mark.set(number)  # the caller sees it, and only this one
         return f"{self.name} for {number}"
-
-    async def first(self, number: int) -> str | None:
-        return await self.answer(number) if number % 3 == self.waits else None
-
-    async def chain(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        return (*path, await self._wait())
-
-    async def wrap(self, number: int, call_next: Callable[[int], Awaitable[list[int]]]) -> list[int]:
-        assert await self._wait() == number
-        path = await call_next(number)
-        return [number, *path, whose.get()]
 
 
 def hooks_of(count: int, name: str = "hook") -> list[Hook]:
@@ -113,29 +82,40 @@ async def test_each_call_has_the_hooks_the_answers_and_the_context_of_its_own() 
     assert len(sizes) > 3  # there were fewer hooks, and more
 
 
-@pytest.mark.parametrize("how", ["first", "chain", "wrap"])
-async def test_calls_of_hooks_in_turn_do_not_cross(how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("first", lambda number: [number, number % 3]),
+        ("chain", lambda number: [number] * 4),
+        ("wrap", lambda number: [number] * 7),
+    ],
+)
+async def test_calls_of_hooks_in_turn_do_not_cross(how: str, expected: Callable[[int], list[int]]) -> None:
     """The first answer, the path of a chain and the way through middleware are each call's own."""
-    hooks = ah.compose(Lifecycle, hooks_of(3))
 
-    async def innermost(number: int) -> list[int]:
-        await ticks(number % 3)
-        return [number, whose.get()]
+    class Passing:
+        def __init__(self, place: int) -> None:
+            self.place = place
 
-    calls: dict[str, Callable[[int], Awaitable[Any]]] = {
-        "first": hooks.first, "chain": lambda number: hooks.chain((number,)), "wrap": lambda number: hooks.wrap(number, innermost)
-    }  # fmt: skip
-    expected: dict[str, Callable[[int], Any]] = {
-        "first": lambda number: f"hook-{number % 3} for {number}",
-        "chain": lambda number: (number,) * 4,
-        "wrap": lambda number: [number] * 8,
-    }
-    assert await of_all(calls[how]) == [expected[how](number) for number in range(TASKS)]
+        async def first(self, value: list[int]) -> list[int] | None:
+            await ticks(value[0] % 4)
+            return [whose.get(), self.place] if value[0] % 3 == self.place else None
+
+        async def chain(self, value: list[int]) -> list[int]:
+            await ticks(value[0] % 4)
+            return [*value, whose.get()]
+
+        async def wrap(self, value: list[int], call_next: Next) -> Any:
+            return [*await call_next(await self.chain(value)), whose.get()]
+
+    hooks: Any = ah.compose(Kinds, map(Passing, range(3)))
+    more = [tail] if how == "wrap" else []
+    assert await of_all(lambda number: getattr(hooks, how)([number], *more)) == [expected(number) for number in range(TASKS)]
 
 
 async def test_failures_and_cancels_touch_no_other_call() -> None:
     """A failure cancels the hooks of its own call alone, and a cancelled caller gets its own cancel."""
-    never = asyncio.Event()
+    never, cancelled = asyncio.Event(), list[int]()
 
     class Failing(Hook):
         async def answer(self, number: int) -> str:
@@ -145,16 +125,16 @@ async def test_failures_and_cancels_touch_no_other_call() -> None:
             return await super().answer(number)
 
     class Waiting(Hook):
-        async def _wait(self) -> int:
-            if (number := whose.get()) % 7 == 0 or number % 11 == 0:
+        async def answer(self, number: int) -> str:
+            if number % 7 == 0 or number % 11 == 0:
                 try:
                     await never.wait()
                 finally:
-                    self.cancelled.append(number)
-            return number
+                    cancelled.append(number)
+            return await super().answer(number)
 
-    waiting, tasks = Waiting("waiting", 0), dict[int, asyncio.Task[Any]]()
-    group = ah.HookGroup(Lifecycle, [Failing("failing", 1), waiting])
+    tasks: dict[int, asyncio.Task[Any]] = {}
+    group = ah.HookGroup(Lifecycle, [Failing("failing", 1), Waiting("waiting", 0)])
 
     async def call(number: int) -> Any:
         tasks[number] = asyncio.create_task(group.call(Lifecycle.answer, number))
@@ -176,7 +156,7 @@ async def test_failures_and_cancels_touch_no_other_call() -> None:
         else:
             answers = [f"failing for {number}", f"waiting for {number}"]
             assert result == ((f"cancel of {number}",) if number % 11 == 0 else answers)
-    assert sorted(waiting.cancelled) == [number for number in range(TASKS) if number % 7 == 0 or number % 11 == 0]
+    assert sorted(cancelled) == [number for number in range(TASKS) if number % 7 == 0 or number % 11 == 0]
 
 
 # -- what changes while it is used

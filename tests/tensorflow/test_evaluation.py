@@ -10,7 +10,6 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.testing import FaultInjectionHook, RecordingHook
-from tests.support.checks import refused
 from tests.support.evaluations import total
 from tests.support.sessions import NO_BACKOFF, counting_graph
 
@@ -135,10 +134,3 @@ async def test_a_recovery_does_not_evaluate_once_more() -> None:
     hook = EvaluatorHook(total, every=ah.Every(steps=100), at_begin=True)
     lost = FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")})
     assert list(await training(hook, 3, lost)) == [0, 3]
-
-
-@pytest.mark.parametrize("every", [None, 0, -1, 100])
-def test_a_period_must_be_an_every(every: Any) -> None:
-    """The period of evaluations is an Every, and nothing else."""
-    with refused(ah.errors.InvalidArgumentError, "every is", "give an Every"):
-        EvaluatorHook(total, every=every)

@@ -74,16 +74,6 @@ async def test_a_value_is_passed_as_it_is() -> None:
     assert await session.run(nodes.values, {"values": value}) is value
 
 
-async def test_a_tuple_of_nodes_is_fed_with_one_value() -> None:
-    """A named tuple of nodes is one feed, whose value has as many parts."""
-    graph, nodes = sparse_graph()
-    value = Sparse([[0, 1]], (2, 3), [4, 4])
-    session = ah.Session(graph)
-    assert await session.run([nodes, "sum"], {nodes: value}) == [value, 5]
-    with refused(ah.errors.FetchError, "needs a tuple of 3 values"):
-        await session.run("sum", {nodes: value[:2]})
-
-
 async def test_nodes_may_be_shared_in_a_deep_structure() -> None:
     """One node in many places of a deep structure is the same value in all of them."""
     value = object()

@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import counting_graph
-from tests.tensorflow.blocks import ONE_RUN, MakeSession, both_kinds, run_block, train
+from tests.tensorflow.blocks import ONE_RUN, MakeSession, both_kinds
 
 pytestmark = pytest.mark.every_python
 
@@ -207,18 +207,3 @@ async def test_the_raw_session() -> None:
 
 
 # -- restarts
-
-
-async def test_a_restart_continues_where_the_store_is() -> None:
-    """A second session on the same store and variables continues from there, whether the first one failed or not."""
-    steps, variables = ah.MemoryStepStore(), ah.Variables()
-    for runs in (3, 2):
-
-        async def body(session: ah.AsyncMonitoredSession, runs: int = runs) -> None:
-            await train(runs)(session)
-            raise OSError("died")
-
-        with pytest.raises(OSError, match="died"):
-            await run_block(ah.AsyncMonitoredSession(counting_graph(), global_step=steps, variables=variables), body)
-    assert steps.latest.step == 5
-    assert variables.snapshot() == {"total": 5}
