@@ -211,9 +211,7 @@ class Session:
         if scope is not None and scope.observers:
             operations = [_observed(one, scope.observers) for one in operations]
         store = self.global_step
-        attempts_left = _MOST_ATTEMPTS
-        while attempts_left:
-            attempts_left -= 1
+        for _ in range(_MOST_ATTEMPTS):
             for slot, name in plan.variables:
                 values[slot] = self._values.by_name[name]
             for slot in plan.step_slots:
