@@ -36,27 +36,6 @@ async def test_a_step_function_returns_a_value(make: MakeSession, value: object)
         assert session.global_step.latest.step == 1
 
 
-@both_kinds
-async def test_request_stop_ends_the_block_cleanly(make: MakeSession) -> None:
-    """`request_stop` ends the step function immediately and the block cleanly; code after it does not run."""
-    calls: list[str] = []
-    hook = RecordingHook()
-
-    async def step_fn(context: ah.session.StepContext) -> None:
-        calls.append("step")
-        if len(calls) == 2:
-            context.request_stop("two are enough")
-        await context.run_with_hooks("train")
-
-    async with make(counting_graph(), [hook]) as session:
-        while not session.should_stop():
-            await session.run_step_fn(step_fn)
-        raise AssertionError("the loop must not end by itself")
-    assert calls == ["step", "step"]
-    assert session.stop_reason == "two are enough"
-    assert hook.phases()[2:] == ["before_run", "after_run", "end", "close"]
-
-
 async def test_request_stop_raises_in_the_caller() -> None:
     """It reaches the caller of `run_step_fn` as StopRequestedError, and, unlike TensorFlow's, it is a stop from then on."""
 
@@ -69,19 +48,37 @@ async def test_request_stop_raises_in_the_caller() -> None:
         assert session.should_stop()
 
 
-async def test_request_stop_skips_the_hooks() -> None:
-    """A step function that stops before its run calls no `before_run`; `end` is called."""
-    hook = RecordingHook()
+@both_kinds
+@pytest.mark.parametrize(
+    ("script", "reason", "hooked", "steps"),
+    [
+        (["hooked", "next", "ask"], "two are enough", 1, 1),  # in a loop: code after it does not run
+        (["raw", "ask"], "two are enough", 0, 1),  # no `before_run` of a run that does not begin
+        (["stop", "next"], "over", 0, 0),  # the function is not entered after a stop
+        (["hooked", "stop", "raw", "hooked"], "over", 1, 2),  # a stop in it lets it make raw runs, and none with hooks
+    ],
+)
+async def test_a_stop_ends_the_block_cleanly(make: MakeSession, script: list[str], reason: str, hooked: int, steps: int) -> None:
+    """By the function itself, immediately, or by others at its next run with hooks; `end` is called."""
+    hook, left = RecordingHook(), [*script]
 
     async def step_fn(context: ah.session.StepContext) -> None:
-        await context.session.run("train")
-        context.request_stop()
-        await context.run_with_hooks("train")
+        while (what := left.pop(0)) != "next":
+            if what == "ask":
+                context.request_stop("two are enough")
+            elif what == "stop":
+                session.request_stop("over")
+            else:
+                await (context.run_with_hooks("train") if what == "hooked" else context.session.run("train"))
 
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        await session.run_step_fn(step_fn)
-    assert hook.phases() == ["begin", "after_create_session", "end", "close"]
-    assert session.global_step.latest.step == 1
+    async with make(counting_graph(), [hook]) as session:
+        if script[0] == "stop":
+            session.request_stop("over")
+        while True:
+            await session.run_step_fn(step_fn)
+    assert session.stop_reason == reason
+    assert hook.phases() == ["begin", "after_create_session", *["before_run", "after_run"] * hooked, "end", "close"]
+    assert session.global_step.latest.step == steps
 
 
 # -- what a step function may be
@@ -255,30 +252,3 @@ async def test_the_singular_session_lets_the_error_out() -> None:
         await run_block(ah.AsyncSingularMonitoredSession(counting_graph()), lambda session: session.run_step_fn(step_fn))
     assert caught.value is error
     assert calls == [1]
-
-
-async def test_a_step_function_is_not_entered_after_a_stop() -> None:
-    """After a stop the function is not called; that is a clean end of the block."""
-    hook = RecordingHook()
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        session.request_stop("over")
-        await session.run_step_fn(use)
-        raise AssertionError("the stop must leave the block")
-    assert hook.phases() == ["begin", "after_create_session", "end", "close"]
-
-
-async def test_no_run_with_hooks_after_a_stop() -> None:
-    """A stop during the function lets it make raw runs, and ends it cleanly at its next run with hooks."""
-    hook = RecordingHook()
-
-    async def step_fn(context: ah.session.StepContext) -> None:
-        await context.run_with_hooks("train")
-        session.request_stop("over")
-        await context.session.run("train")
-        await context.run_with_hooks("train")
-        raise AssertionError("that run must not be made")
-
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        await session.run_step_fn(step_fn)
-    assert hook.phases()[2:] == ["before_run", "after_run", "end", "close"]
-    assert session.global_step.latest.step == 2

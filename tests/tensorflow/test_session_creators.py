@@ -20,6 +20,15 @@ from tests.support.waiting import ticks
 pytestmark = pytest.mark.every_python
 
 
+def noting(record: list[str], name: str) -> Any:
+    """Make a function of a scaffold that records its name."""
+
+    async def note(session: ah.Session) -> None:
+        record.append(name)
+
+    return note
+
+
 async def test_a_scaffold_has_what_it_was_given() -> None:
     """A scaffold adds nothing: parts that were left out are None, the others are kept as they are."""
 
@@ -33,18 +42,13 @@ async def test_a_scaffold_has_what_it_was_given() -> None:
 
 
 async def test_a_chief_needs_no_scaffold() -> None:
-    """Without one the variables are initialised and ready; before, none of them had a value."""
+    """Without one the variables are initialised and ready; before, none had a value. A graph may have none, or nothing at all."""
     variables = ah.Variables()
-    graph = counting_graph()
     assert variables.snapshot() == {}
-    session = await ah.ChiefSessionCreator(graph, variables=variables).create_session()
+    session = await ah.ChiefSessionCreator(counting_graph(), variables=variables).create_session()
     assert variables.snapshot() == {"total": 0}
     assert variables.ready
     assert await session.run("total") == 0
-
-
-async def test_a_graph_needs_no_variables() -> None:
-    """A chief of a graph without variables, and of an empty one, makes sessions that work."""
     graph = ah.Graph()
     graph.operation(name="one")(lambda: 1)
     assert await (await ah.ChiefSessionCreator(graph).create_session()).run("one") == 1
@@ -66,13 +70,11 @@ async def test_local_init_alone_is_enough() -> None:
     """A scaffold may have any part without the others: only `local_init_fn`, or only a check before it."""
     calls: list[str] = []
 
-    async def local_init(session: ah.Session) -> None:
-        calls.append("local_init")
-
     async def not_ready(session: ah.Session) -> str:
         return "a table"
 
-    await ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(local_init_fn=local_init)).create_session()
+    scaffold = ah.Scaffold(local_init_fn=noting(calls, "local_init"))
+    await ah.ChiefSessionCreator(counting_graph(), scaffold=scaffold).create_session()
     assert calls == ["local_init"]
     creator = ah.ChiefSessionCreator(counting_graph(), scaffold=ah.Scaffold(ready_for_local_init_fn=not_ready))
     with refused(ah.errors.NotReadyError, "did not make the model ready for local_init", "a table") as caught:
@@ -106,13 +108,7 @@ async def test_a_worker_initialises_what_is_its_own() -> None:
     record: list[str] = []
     variables, graph = ah.Variables(), counting_graph()
 
-    def noting(name: str) -> Any:
-        async def note(session: ah.Session) -> None:
-            record.append(name)
-
-        return note
-
-    parts = {name: noting(name) for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")}
+    parts = {name: noting(record, name) for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")}
     worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
     creating = asyncio.create_task(worker.create_session())
     await ticks()
@@ -136,10 +132,7 @@ async def test_a_worker_that_is_not_ready_fails(part: str, says: str) -> None:
     async def missing(session: ah.Session) -> list[str]:
         return ["w", "x"]
 
-    async def local_init(session: ah.Session) -> None:
-        calls.append("local_init")
-
-    parts: dict[str, Any] = {"local_init_fn": local_init, part: missing}
+    parts: dict[str, Any] = {"local_init_fn": noting(calls, "local_init"), part: missing}
     variables, graph = ah.Variables(), counting_graph()
     await ah.ChiefSessionCreator(graph, variables=variables).create_session()
     worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
@@ -152,14 +145,7 @@ async def test_a_later_chief_still_initialises_what_is_local() -> None:
     """With initialised variables `init_fn` is left out, `local_init_fn` is not."""
     record: list[str] = []
     variables, graph = ah.Variables(), counting_graph()
-
-    async def init(session: ah.Session) -> None:
-        record.append("init")
-
-    async def local_init(session: ah.Session) -> None:
-        record.append("local_init")
-
-    scaffold = ah.Scaffold(init_fn=init, local_init_fn=local_init)
+    scaffold = ah.Scaffold(init_fn=noting(record, "init"), local_init_fn=noting(record, "local_init"))
     for _ in range(2):
         await ah.ChiefSessionCreator(graph, variables=variables, scaffold=scaffold).create_session()
     assert record == ["init", "local_init", "local_init"]
