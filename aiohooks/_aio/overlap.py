@@ -23,7 +23,7 @@ import sys
 import threading
 import types
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from contextvars import Context, copy_context
 from typing import Any, Generic, TypeVar
 
@@ -39,7 +39,6 @@ from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_ca
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
-_NONE: Any = {}
 _WAITS = frozenset({"GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH", "SEND", "YIELD_VALUE"})
 
 
@@ -71,10 +70,13 @@ def result_now(coro: Any) -> Any:
 class RunWaits:
     """What a run awaits, one wait after the other, and the error with which it is ended from outside."""
 
+    __slots__ = ("began", "cause", "current", "now", "outermost", "own_contexts", "scope", "suspended_at")
+
     def __init__(self, scope: RunScope | None = None, now: Callable[[], float] | None = None) -> None:
         """Make one for the run `scope`; with `now` it notes the times for a status."""
         self.scope: RunScope | None = scope
         """The run."""
+        self.now: Callable[[], float] | None = now
         self.cause: BaseException | None = None
         """What the run is to end with."""
         self.outermost: Overlap | None = None
@@ -85,7 +87,6 @@ class RunWaits:
         """When the run waited first: as good as its start, and free while nothing waits."""
         self.suspended_at: float | None = None
         """When the current wait began."""
-        self.now: Callable[[], float] | None = now
         self.own_contexts: dict[Any, OwnContext] = {}
         """The contexts of hooks with several calls in one attempt."""
 
@@ -141,39 +142,49 @@ class Overlap(Waiting):
     period; a warning names it.
     """
 
-    # Attributes of the class where they are seldom set: one is made for each call of hooks that may wait.
+    __slots__ = (
+        "_base", "_cause", "_contexts", "_errors", "_expired", "_grace", "_idle", "_known", "_left_behind", "_loop", "_outer",
+        "_starts", "_tasks", "_timers", "_values", "_waits", "failing", "grace_secs", "left", "results",
+    )  # fmt: skip
+
+    _has_successors = False
     keeps_result: bool = False
     """Whether the calls have ended well in spite of `end`, and that counts."""
-    left: int = 0
+
+    results: list[Any]
+    grace_secs: float | None
+    left: int
     """How many calls have not ended; if none, `finish` does for `wait`."""
-    failing: bool = False
+    failing: bool
     """Whether the calls have been cancelled, so that no other is to be started."""
-    _has_successors = False
-    _base: Context | None = None  # the caller's
+    _tasks: dict[int, asyncio.Task[None]]
+    _contexts: list[CallContext]
+    _base: Context | None
     _values: list[Any]  # of the base
-    _known: dict[int, Changes] | None = None  # what differs from the base in earlier contexts of the caller
-    _idle: asyncio.Future[None] | None = None
-    _outer: CancelledError | None = None
-    _cause: BaseException | None = None
-    _errors: Mapping[int, BaseException] = _NONE
-    _expired: Mapping[int, str] = _NONE  # and where they waited
-    _timers: dict[int, TimerHandle] = _NONE  # changed in place only if there are some
-    _grace: TimerHandle | None = None
-    _left_behind: Collection[int] = ()
+    _known: dict[int, Changes] | None  # what differs from the base in earlier contexts of the caller
+    _idle: asyncio.Future[None] | None
+    _outer: CancelledError | None
+    _cause: BaseException | None
+    # What follows is rarely needed.
+    _errors: dict[int, BaseException] | None
+    _expired: dict[int, str] | None  # and where they waited
+    _timers: dict[int, TimerHandle] | None
+    _grace: TimerHandle | None
+    _left_behind: set[int] | None
 
     def __init__(self, results: list[Any], grace_secs: float | None, waits: RunWaits | None = None) -> None:
         """Put results into `results`, by number; give cancelled calls `grace_secs` to end, or None for as long as they need."""
-        self.results: list[Any] = results
-        self.grace_secs: float | None = grace_secs
+        self.results = results
+        self.grace_secs = grace_secs
+        self.left = 0
+        self.failing = False
         self._waits = waits
         self._loop = asyncio.get_running_loop()
         self._starts = _nested.starts
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._contexts: list[CallContext] = []
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls._has_successors = cls.succeeded is not Overlap.succeeded
+        self._tasks = {}
+        self._contexts = []
+        self._base = self._known = self._idle = self._outer = self._cause = None
+        self._errors = self._expired = self._timers = self._grace = self._left_behind = None
 
     # -- what the calls are
 
@@ -199,6 +210,10 @@ class Overlap(Waiting):
 
     def succeeded(self, number: int) -> None:  # nothing is to be done where no call depends on another
         """Called when a call has put its result, in its task."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._has_successors = cls.succeeded is not Overlap.succeeded
 
     # -- starting and waiting
 
@@ -275,7 +290,9 @@ class Overlap(Waiting):
 
     def start_timer(self, number: int, secs: float) -> None:
         """Limit the time of a call that has been started."""
-        self._timers = {**self._timers, number: current_clock().call_later(secs, functools.partial(self._expire, number))}
+        if self._timers is None:
+            self._timers = {}
+        self._timers[number] = current_clock().call_later(secs, functools.partial(self._expire, number))
 
     async def _call(
         self, number: int, call: Callable[..., Awaitable[Any]], args: tuple[Any, ...], pauses: bool, secs: float | None = None
@@ -300,9 +317,9 @@ class Overlap(Waiting):
 
     def _ended(self, number: int) -> None:
         """Count a call as ended, unless it has ended before it was counted, or was left behind."""
-        if self._timers:
+        if self._timers is not None:
             self.stop_timer(number)
-        if number in self._tasks and number not in self._left_behind:
+        if number in self._tasks and (self._left_behind is None or number not in self._left_behind):
             self.left -= 1
 
     def failed(self, number: int, error: BaseException) -> None:
@@ -355,16 +372,16 @@ class Overlap(Waiting):
         if not self.failing:
             for number, task in self._tasks.items():
                 # A call that has cancelled its own task and ended without another wait.
-                if task.cancelled() and number not in self._expired:
+                if task.cancelled() and (self._expired is None or number not in self._expired):
                     self._record(number, self.cancelled_error(number, CancelledError()))
-        if self._errors or self.failing:
+        if self._errors is not None or self.failing:
             self._raise()
 
     def _raise(self) -> None:
-        errors = [self._errors[number] for number in sorted(self._errors)]
+        errors = [] if self._errors is None else [self._errors[number] for number in sorted(self._errors)]
         first: BaseException | None = self._outer
         cause = None if self.keeps_result else self._cause
-        self._errors, self._outer, self._cause = _NONE, None, None
+        self._errors = self._outer = self._cause = None
         self._tasks.clear()
         try:
             if first is None:  # KeyboardInterrupt and the like pass as they are
@@ -404,12 +421,12 @@ class Overlap(Waiting):
             self._grace = current_clock().call_later(self.grace_secs, self._give_up)
 
     def _call_failed(self, number: int, error: BaseException) -> None:
-        if number in self._left_behind:
+        if self._left_behind is not None and number in self._left_behind:
             if not isinstance(error, CancelledError):
                 _logger.error("%s failed after it had been left running", self.describe(number), exc_info=error)
         elif not isinstance(error, CancelledError):
             self._record(number, error)
-        elif number in self._expired:
+        elif self._expired is not None and number in self._expired:
             self._record(number, self.timeout_error(number, self._expired[number]))
         elif not self.failing:
             self._record(number, self.cancelled_error(number, error))
@@ -418,33 +435,38 @@ class Overlap(Waiting):
         if self.suppresses(number, error):
             return
         self.add_origin(number, error)
-        self._errors = {**self._errors, number: error}
+        if self._errors is None:
+            self._errors = {}
+        self._errors[number] = error
         self._cancel_calls()
 
     def stop_timer(self, number: int) -> None:
         """End the time limit of a call, if it has one."""
-        if (timer := self._timers.pop(number, None)) is not None:
+        timer = self._timers.pop(number, None) if self._timers is not None else None
+        if timer is not None:
             timer.cancel()
 
     def _expire(self, number: int) -> None:
+        if self._expired is None:
+            self._expired = {}
         task = self._tasks[number]
-        self._expired = {**self._expired, number: describe_suspension(task)}
+        self._expired[number] = describe_suspension(task)
         task.cancel()
         if self.grace_secs is not None:
-            give_up = functools.partial(self._give_up, number)
-            self._timers = {**self._timers, number: current_clock().call_later(self.grace_secs, give_up)}
+            assert self._timers is not None
+            self._timers[number] = current_clock().call_later(self.grace_secs, functools.partial(self._give_up, number))
 
     def _give_up(self, only: int | None = None) -> None:
         """Leave calls running that have ignored their cancellation: all, or the only one whose time was up."""
         numbers = [number for number, _, _ in self.unfinished] if only is None else [only]
         names = ", ".join(self.describe(number) for number in numbers)
         _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self.grace_secs)
-        self._left_behind = {*self._left_behind, *numbers}
+        self._left_behind = {*(self._left_behind or ()), *numbers}
         for number in numbers:
             _left_running.add(self._tasks[number])
             self._tasks[number].add_done_callback(_left_running.discard)
             self.stop_timer(number)
-            if number in self._expired:
+            if self._expired is not None and number in self._expired:
                 self._record(number, self.timeout_error(number, self._expired[number]))
             self.left -= 1
         if not self.left and self._idle is not None:
@@ -453,11 +475,9 @@ class Overlap(Waiting):
     @property
     def unfinished(self) -> list[tuple[int, str, asyncio.Task[Any]]]:
         """The number, description and task of each call that has not ended."""
-        return [
-            (number, self.describe(number), task)
-            for number, task in self._tasks.items()
-            if not task.done() and number not in self._left_behind
-        ]
+        left_behind = self._left_behind or ()
+        running = [(number, task) for number, task in self._tasks.items() if not task.done() and number not in left_behind]
+        return [(number, self.describe(number), task) for number, task in running]
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | None:
         return next((task for _, _, task in self.unfinished), None) if method == "wait" else None
@@ -466,9 +486,12 @@ class Overlap(Waiting):
 class Wait(Overlap, Generic[T]):
     """One awaitable: `await Wait("what it is").result_of(awaitable)`. Its errors are raised as they are."""
 
+    __slots__ = ("_is_future", "keeps_result", "what")
+
     def __init__(self, what: str, grace_secs: float | None = None, waits: RunWaits | None = None) -> None:
         super().__init__([None], grace_secs, waits)
         self.what: str = what
+        self.keeps_result: bool = False
         self._is_future = False  # whose cancel is passed on, as under any other `await`
 
     def succeeded(self, number: int) -> None:

@@ -182,6 +182,8 @@ def _merged(answers: list[tuple[str, Any]]) -> Any:
 class _Race(HookCalls):
     """The calls of hooks of one order, of which the first that answers ends the others; only its answer is kept."""
 
+    __slots__ = ()
+
     keeps_result = True  # only an answer ends it
 
     def _winner(self) -> str | None:
@@ -295,6 +297,8 @@ def _last_wanted(function: Callable[..., Any], values: list[Any]) -> tuple[Any, 
 class _WrapperCall(HookCalls):
     """The call of one hook that wraps others. Its time limit is for its own time: it does not count while they are active."""
 
+    __slots__ = ("_active", "_given", "_rest", "_secs_left", "_since", "answers", "errors", "is_logged")
+
     def __init__(self, group: OrderGroup, rest: Rest) -> None:
         super().__init__(group, [None], None, None)
         self._rest = rest
@@ -337,7 +341,7 @@ class _WrapperCall(HookCalls):
         return await self._call_rest(*new)
 
     async def _call_rest(self, args: tuple[Any, ...], keywords: Keywords) -> Any:
-        if self.is_logged or self._left_behind:
+        if self.is_logged or self._left_behind is not None:
             raise HookCancelledError(f"{self.describe(0)} has failed before this: it cannot call the next hook any more")
         self._active += 1
         if self._secs_left is not None and self._active == 1:

@@ -97,6 +97,8 @@ class BackgroundCalls:
 class _QueuedCall(HookCalls):
     """A call in a queue; its context says that code is part of it."""
 
+    __slots__ = ("_args", "_keywords", "context", "done", "queue")
+
     def __init__(self, queue: CallQueue, group: OrderGroup, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         super().__init__(group, [None], queue.shared.step_of(*args, **keywords), None)
         self._args = args

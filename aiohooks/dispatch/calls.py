@@ -385,6 +385,8 @@ def _at_step(name: str, step: int | None) -> str:
 class HookCalls(Overlap):
     """The calls of one order group, of which one may wait or has failed."""
 
+    __slots__ = ("_group", "_step")
+
     def __init__(self, group: OrderGroup, results: list[Any], step: int | None, waits: RunWaits | None) -> None:
         """Put the answers into `results`; `step` is for the notes of errors."""
         super().__init__(results, group.grace_secs, waits)

@@ -424,6 +424,8 @@ class OperationCalls(Overlap):
     Each starts when the results that it needs are there, in a context with what the operations that it needs have set.
     """
 
+    __slots__ = ("_caller", "_made", "_operations", "_session", "_setters")
+
     def __init__(
         self, session: Session, operations: Sequence[PlannedOperation], values: list[Any], waits: RunWaits | None
     ) -> None:
