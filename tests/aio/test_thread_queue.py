@@ -127,6 +127,6 @@ def test_a_loop_that_was_closed_is_not_woken() -> None:
 
 
 def test_which_failures_are_logged() -> None:
-    """The first, the tenth, the hundredth; of several at once, if there is one of these among them."""
+    """The first, the tenth, the hundredth; of several together, if there is one of these among them."""
     assert [count for count in range(1, 1200) if is_logged(count)] == [1, 10, 100, 1000]
     assert [is_logged(*one) for one in ((7, 7), (9, 2), (12, 3), (12, 2), (150, 60))] == [True, False, True, False, True]
