@@ -5,7 +5,7 @@ backoff         pauses between attempts
 fork            locks, threads and connections when the process forks
 observers       who is notified of what takes time; a coroutine that is resumed by hand
 run_scope       the run that the current code is part of
-reports         what is logged of long waits, and of failures that are many
+long_waits      logs what a long wait is for
 cancel          cleanup that must finish, worker threads
 contexts        contexts of calls, and what these have set in them
 opening         waits for other sessions, which a stop of the one that is opening ends

@@ -25,7 +25,6 @@ from aiohooks._aio.clock import monotonic_now
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
-from aiohooks._aio.reports import is_logged
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
@@ -189,6 +188,11 @@ class RegisteredHook:
 
     def __repr__(self) -> str:
         return f"<{self.name}{'' if self.disabled_since is None else ', disabled'}>"
+
+
+def is_logged(count: int, more: int = 1) -> bool:
+    """Return whether to log that there are `count` failures, `more` of them new: the first is, the tenth, the hundredth, ..."""
+    return count == more or len(str(count - more)) < len(str(count))
 
 
 def bound_method(registered: RegisteredHook, method: str) -> Method:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from aiohooks._aio.cancel import shielded, shielded_task
-from aiohooks._aio.reports import LongWaitLog
+from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.run_scope import begin_run, current_run, current_scope
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
 from aiohooks.session._hooks import HookSet

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.reports import is_logged
 from aiohooks._aio.thread_queue import ThreadQueue
 from tests.support.waiting import parked, ticks, until_true
 
@@ -124,9 +123,3 @@ def test_a_loop_that_was_closed_is_not_woken() -> None:
     queue.gate.release(2)
     queue.join()
     assert queue.record == [[1], [2], "ended"]
-
-
-def test_which_failures_are_logged() -> None:
-    """The first, the tenth, the hundredth; of several together, if there is one of these among them."""
-    assert [count for count in range(1, 1200) if is_logged(count)] == [1, 10, 100, 1000]
-    assert [is_logged(*one) for one in ((7, 7), (9, 2), (12, 3), (12, 2), (150, 60))] == [True, False, True, False, True]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.dispatch.calls import is_logged
 from aiohooks.testing import ManualClock
 from tests.support.kinds import Kinds, Next, call
 from tests.support.sessions import double
@@ -140,6 +141,12 @@ async def test_a_failure_that_the_next_call_raises_is_counted_once() -> None:
         with pytest.raises(KeyError):
             await group.hooks.none(1)
         assert group.status() == [("Slow", 1, 1, "KeyError(1)", 0, None, 0)]
+
+
+def test_which_failures_are_logged() -> None:
+    """The first, the tenth, the hundredth; of several together, if there is one of these among them."""
+    assert [count for count in range(1, 1200) if is_logged(count)] == [1, 10, 100, 1000]
+    assert [is_logged(*one) for one in ((7, 7), (9, 2), (12, 3), (12, 2), (150, 60))] == [True, False, True, False, True]
 
 
 # -- tried again

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread, wait_done
-from aiohooks._aio.reports import is_logged
 from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.adapters.trackers._sender import Sender
 from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
 from aiohooks.adapters.trackers.tracker import Tracker
-from aiohooks.dispatch.calls import only_if
+from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_numbers, checked_path, checked_values
 from aiohooks.hooks._record_files import Record

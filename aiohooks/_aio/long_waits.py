@@ -1,8 +1,4 @@
-"""What is logged of long waits, and of failures that are many.
-
-LongWaitLog   what a long wait is for, so that a program does not wait in silence
-is_logged     which of the failures are, that are counted
-"""
+"""Logging what a long wait is for, so that a program does not wait in silence."""
 
 from __future__ import annotations
 
@@ -14,11 +10,6 @@ from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 _logger = logging.getLogger("aiohooks")
 _NOTICE_SECS = 1.0
 _LINE_SECS = 60.0
-
-
-def is_logged(count: int, more: int = 1) -> bool:
-    """Return whether to log that there are `count` failures, `more` of them new: the first is, the tenth, the hundredth, ..."""
-    return count == more or len(str(count - more)) < len(str(count))
 
 
 class LongWaitLog:
