@@ -221,7 +221,7 @@ class Overlap(Waiting):
         """Note that a call runs in the caller's context, which it may change."""
         self._base = self._known = None
 
-    def start(
+    def start(  # so many parameters, as an object for them would be made for each call of a hook that may wait
         self,
         number: int,
         call: Callable[..., Awaitable[Any]],

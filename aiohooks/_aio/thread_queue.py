@@ -141,7 +141,7 @@ class ThreadQueue(abc.ABC, Generic[T]):
     def take_back(self) -> list[T]:
         """Return the items that are not done, also those whose work has begun: nothing more is reported of them."""
         with self._changed:
-            rest = [*([] if self._reporting else self._active), *self._waiting]
+            rest = self.pending()
             self._waiting.clear()
             if not self._reporting:
                 self._active = []

@@ -287,7 +287,7 @@ def order_groups(
     return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
 
 
-async def call_groups(
+async def call_groups(  # what a session gives besides a group is given by name: an object for it would be made in each phase
     groups: tuple[OrderGroup, ...],
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] = NO_KEYWORDS,
