@@ -31,7 +31,6 @@ class ThreadQueue(abc.ABC, Generic[T]):
         self._changed = threading.Condition()  # guards the attributes below
         self._waiting: deque[T] = deque()
         self._active: list[T] = []
-        self._reporting = False
         self._stopping = False
         self._waiters: list[asyncio.Future[None]] = []  # for the end of a batch
         self._ends: list[asyncio.Future[None]] = []
@@ -44,7 +43,7 @@ class ThreadQueue(abc.ABC, Generic[T]):
 
     @abc.abstractmethod
     def done(self, items: list[T], error: BaseException | None) -> None:
-        """Note that it is done, or that it failed; not called for items that were taken back."""
+        """Note that it is done, or that it failed; not called for items that were taken back. The queue waits meanwhile."""
 
     def ended(self) -> None:  # nothing is to be done where nothing was opened
         """Called when all is done that there was until `finish`."""
@@ -57,16 +56,10 @@ class ThreadQueue(abc.ABC, Generic[T]):
             except BaseException as raised:  # also SystemExit, which an SDK may raise: it would end this thread
                 error = raised
             with self._changed:
-                self._reporting = self._active is items  # they have not been taken back
-            try:
-                if self._reporting:
+                if self._active is items:  # they have not been taken back
                     self.done(items, error)
-            finally:
-                error = None
-                with self._changed:
-                    self._active, self._reporting = [], False
-                    waiters, self._waiters = self._waiters, []
-                    self._changed.notify_all()
+                self._active, error = [], None
+                waiters, self._waiters = self._waiters, []
             _wake_threadsafe(waiters)
         self.ended()
         _wake_threadsafe(self._ends)
@@ -85,13 +78,12 @@ class ThreadQueue(abc.ABC, Generic[T]):
     def pending(self) -> list[T]:
         """Return the items that are not done, the oldest first."""
         with self._changed:
-            return [*([] if self._reporting else self._active), *self._waiting]
+            return [*self._active, *self._waiting]
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another item."""
-        with self._changed:
-            return len(self._active) + len(self._waiting) >= self._max_queue
+        return len(self.pending()) >= self._max_queue
 
     def add(self, item: T) -> None:
         """Queue an item, also if the queue is full; from any thread."""
@@ -113,29 +105,26 @@ class ThreadQueue(abc.ABC, Generic[T]):
 
     async def drain(self) -> None:
         """Wait until all items are done."""
-        while await self._wait_for_batch():
-            pass
+        while self.pending():
+            await self._wait_for_batch()
 
-    async def _wait_for_batch(self) -> bool:
-        """Wait until some items are done; return false if there are none."""
+    async def _wait_for_batch(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
-            if not self._active and not self._waiting:
-                return False
+            if not self.pending():
+                return
             self._waiters.append(waiter)
         await waiter
-        return True
 
     def finish(self) -> asyncio.Future[None]:
         """Let the thread end when all is done; return a future that is done then."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
             self._stopping = True
+            self._ends.append(ended)
             self._changed.notify_all()
-            if self._thread is None:
-                wake(ended)
-            else:
-                self._ends.append(ended)
+        if self._thread is None:
+            wake(ended)
         return ended
 
     def take_back(self) -> list[T]:
@@ -143,10 +132,7 @@ class ThreadQueue(abc.ABC, Generic[T]):
         with self._changed:
             rest = self.pending()
             self._waiting.clear()
-            if not self._reporting:
-                self._active = []
-            while self._reporting:
-                self._changed.wait()
+            self._active = []
         return rest
 
     def join(self) -> None:
