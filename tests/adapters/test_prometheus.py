@@ -28,7 +28,6 @@ from tests.support.sessions import NO_BACKOFF, double
 from tests.support.waiting import ticks, until_true
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-OF_TRAINER = {"session": "trainer"}
 
 
 @pytest.fixture
@@ -53,9 +52,18 @@ def scraped(registry: CollectorRegistry) -> Series:
     return parsed(generate_latest(registry).decode())
 
 
-def value(series: Series, name: str, **labels: str) -> float | None:
-    """Return the value of a series of the session "trainer", if it is there."""
-    return series.get((name, frozenset({**OF_TRAINER, **labels}.items())))
+def values(series: Series, *names: str, **labels: str) -> list[float | None]:
+    """Return the values of series of the session "trainer", where they are there."""
+    found = frozenset({"session": "trainer", **labels}.items())
+    return [series.get((f"aiohooks_{name}", found)) for name in names]
+
+
+def shown(
+    registry: CollectorRegistry, *hooks: Any, step: Any = double, shows: dict[str, Any] | None = None, **options: Any
+) -> ah.AsyncMonitoredSession:
+    """Make a session that is shown, with other hooks."""
+    metrics = PrometheusHook(registry=registry, **(shows or {}))
+    return ah.AsyncMonitoredSession(step, [metrics, *hooks], **{"name": "trainer", **options})
 
 
 class Slow(ah.SessionRunHook):
@@ -70,90 +78,74 @@ class Slow(ah.SessionRunHook):
 
 async def test_steps_and_rate(clock: ManualClock, registry: CollectorRegistry) -> None:
     """Runs, step and rate are those of the session, and the durations of its runs are a histogram."""
-    hooks = [PrometheusHook(registry=registry), Slow(clock, 0.25, 0.25, 2.5)]
-    store = ah.MemoryStepStore()
-    await store.advance(7)
-    async with ah.AsyncMonitoredSession(double, hooks, global_step=store, name="trainer") as session:
+    store = ah.MemoryStepStore(7)
+    async with shown(registry, Slow(clock, 0.25, 0.25, 2.5), global_step=store) as session:
         for _ in range(3):
             await session.run("loss")
         series = scraped(registry)
-    assert value(series, "aiohooks_runs_total") == 3
-    assert value(series, "aiohooks_global_step") == 10
-    assert value(series, "aiohooks_steps_per_second") == 1.0
-    assert value(series, "aiohooks_step_seconds_count") == 3
-    assert value(series, "aiohooks_step_seconds_sum") == 3.0
-    counts = {bound: value(series, "aiohooks_step_seconds_bucket", le=bound) for bound in ("0.1", "0.5", "1.0", "5.0", "+Inf")}
-    assert counts == {"0.1": 0, "0.5": 2, "1.0": 2, "5.0": 3, "+Inf": 3}
-
-
-class Down(ah.SessionRunHook):
-    """Fails after each run."""
-
-    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        raise ConnectionError("down")
+    assert values(series, "runs_total", "global_step", "steps_per_second") == [3, 10, 1.0]
+    assert values(series, "step_seconds_count", "step_seconds_sum") == [3, 3.0]
+    bounds = ("0.1", "0.5", "1.0", "5.0", "+Inf")
+    assert [values(series, "step_seconds_bucket", le=bound) for bound in bounds] == [[0], [2], [2], [3], [3]]
 
 
 async def test_what_has_become_of_the_calls_of_hooks(registry: CollectorRegistry) -> None:
     """Calls, failures and drops are counters of each hook; what is pending and disabled are gauges."""
-    down = ah.configure(Down(), on_error="log", disable_after=2)
-    async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry), down], name="trainer") as session:
+
+    class Down(ah.SessionRunHook):
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            raise ConnectionError("down")
+
+    async with shown(registry, ah.configure(Down(), on_error="log", disable_after=2)) as session:
         for _ in range(5):
             await session.run("loss")
         series = scraped(registry)
-    names = ("calls_total", "failures_total", "dropped_total", "pending", "disabled")
-    assert [value(series, f"aiohooks_hook_{name}", hook="Down") for name in names] == [5, 2, 3, 0, 1]
-    assert value(series, "aiohooks_hook_failures_total", hook="PrometheusHook") == 0
+    names = ("hook_calls_total", "hook_failures_total", "hook_dropped_total", "hook_pending", "hook_disabled")
+    assert values(series, *names, hook="Down") == [5, 2, 3, 0, 1]
+    assert values(series, "hook_failures_total", hook="PrometheusHook") == [0]
 
 
 async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
     """The calls of each watched hook are a histogram, whose classes include their bounds; blocking is counted apart."""
     timing = ah.HookTimingHook(warn_secs=100)
     slow = Slow(clock, 0.25, 0.5, 5.0, 60.0, 61.0)
-    hooks = [PrometheusHook(registry=registry, timing=timing), *timing.watch([slow])]
     labels = {"hook": "Slow", "method": "before_run"}
-    async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
+    async with shown(registry, *timing.watch([slow]), shows={"timing": timing}) as session:
         while slow.secs:
             await session.run("loss")
         series = scraped(registry)
     bounds = ("0.1", "0.5", "1.0", "5.0", "10.0", "60.0", "+Inf")
-    counts = [value(series, "aiohooks_hook_seconds_bucket", **labels, le=bound) for bound in bounds]
-    assert counts == [0, 2, 2, 3, 3, 4, 5]
-    assert value(series, "aiohooks_hook_seconds_sum", **labels) == 126.75
-    assert value(series, "aiohooks_hook_blocking_seconds_total", **labels) == 126.75
+    counts = [values(series, "hook_seconds_bucket", **labels, le=bound) for bound in bounds]
+    assert counts == [[0], [2], [2], [3], [3], [4], [5]]
+    assert values(series, "hook_seconds_sum", "hook_blocking_seconds_total", **labels) == [126.75, 126.75]
 
 
 async def test_waiters(registry: CollectorRegistry) -> None:
     """The waits for a step of the session's store are counted while they last."""
-    async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="trainer") as session:
+    async with shown(registry) as session:
         waits = [asyncio.create_task(session.global_step.wait_for(1)) for _ in range(3)]
         await ticks(3)
-        assert value(scraped(registry), "aiohooks_step_waiters") == 3
+        assert values(scraped(registry), "step_waiters") == [3]
         await session.run("loss")
         await asyncio.gather(*waits)
-        assert value(scraped(registry), "aiohooks_step_waiters") == 0
+        assert values(scraped(registry), "step_waiters") == [0]
 
 
 async def test_checkpoints(clock: ManualClock, registry: CollectorRegistry, tmp_path: Path) -> None:
     """Age, size and step are those of the last checkpoint that was written; before it there are none."""
     saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2), save_on_begin=False, background=False)
-    hooks = [PrometheusHook(registry=registry, saver=saver), saver]
-    async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
+    async with shown(registry, saver, shows={"saver": saver}) as session:
         await session.run("loss")
-        series = scraped(registry)
-        assert value(series, "aiohooks_checkpoints_saved_total") == 0
-        assert value(series, "aiohooks_checkpoint_age_seconds") is None
+        assert values(scraped(registry), "checkpoints_saved_total", "checkpoint_age_seconds") == [0, None]
         await session.run("loss")
         clock.advance(30.0)
         await session.run("loss")
         series = scraped(registry)
-    assert saver.latest is not None
     kept = next(one for one in await ah.checkpoint.Saver(tmp_path, read_only=True).checkpoints() if one.step == 2)
     size = sum(each.stat().st_size for each in kept.path.iterdir() if each.name != "manifest.json")
-    assert value(series, "aiohooks_checkpoints_saved_total") == 1
-    assert value(series, "aiohooks_checkpoints_failed_total") == 0
-    assert value(series, "aiohooks_checkpoint_age_seconds") == 30.0
-    assert value(series, "aiohooks_checkpoint_step") == 2
-    assert value(series, "aiohooks_checkpoint_size_bytes") == kept.size == size > 0
+    assert kept.size == size > 0
+    names = ("checkpoints_saved_total", "checkpoints_failed_total", "checkpoint_age_seconds", "checkpoint_step")
+    assert values(series, *names, "checkpoint_size_bytes") == [1, 0, 30.0, 2, size]
 
 
 async def test_version_gates(registry: CollectorRegistry) -> None:
@@ -165,12 +157,10 @@ async def test_version_gates(registry: CollectorRegistry) -> None:
         await versions.advance(3)
         return {"loss": 1.0}
 
-    async with ah.AsyncMonitoredSession(step, [PrometheusHook(registry=registry, gates=[gate]), gate], name="trainer") as session:
-        assert value(scraped(registry), "aiohooks_version_lag", versions="policy") is None
+    async with shown(registry, gate, step=step, shows={"gates": [gate]}) as session:
+        assert values(scraped(registry), "version_lag", versions="policy") == [None]
         await session.run("loss")
-        series = scraped(registry)
-    assert value(series, "aiohooks_version_lag", versions="policy") == 3
-    assert value(series, "aiohooks_versions_ahead", versions="policy") == 0
+        assert values(scraped(registry), "version_lag", "versions_ahead", versions="policy") == [3, 0]
 
 
 async def test_a_failed_run_is_not_a_step(clock: ManualClock, registry: CollectorRegistry) -> None:
@@ -183,13 +173,9 @@ async def test_a_failed_run_is_not_a_step(clock: ManualClock, registry: Collecto
             raise failures.pop()
         return {"loss": 1.0}
 
-    hooks = [PrometheusHook(registry=registry)]
-    async with ah.AsyncMonitoredSession(step, hooks, recovery=NO_BACKOFF, name="trainer") as session:
+    async with shown(registry, step=step, recovery=NO_BACKOFF) as session:
         await session.run("loss")
-        series = scraped(registry)
-    assert value(series, "aiohooks_recoveries_total") == 1
-    assert value(series, "aiohooks_step_seconds_count") == 1
-    assert value(series, "aiohooks_step_seconds_sum") == 1.0
+        assert values(scraped(registry), "recoveries_total", "step_seconds_count", "step_seconds_sum") == [1, 1, 1.0]
 
 
 async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
@@ -198,19 +184,16 @@ async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
     hook = PrometheusHook(registry=registry)
     for _ in range(2):  # a hook may be used again
         async with ah.AsyncMonitoredSession(double, [hook], name="trainer") as session:
-            async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="other") as other:
+            async with shown(registry, name="other") as other:
                 await session.run("loss")
                 await other.run("loss")
                 await other.run("loss")
                 series = scraped(registry)
-                assert value(series, "aiohooks_runs_total") == 1
-                assert value(series, "aiohooks_runs_total", session="other") == 2
+                assert values(series, "runs_total") + values(series, "runs_total", session="other") == [1, 2]
                 with pytest.raises(InvalidArgumentError, match="named 'trainer' already"):
-                    async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="trainer"):
-                        pass
+                    await shown(registry).__aenter__()
             series = scraped(registry)
-            assert value(series, "aiohooks_runs_total") == 1
-            assert value(series, "aiohooks_runs_total", session="other") is None
+            assert values(series, "runs_total") + values(series, "runs_total", session="other") == [1, None]
         assert [name for name, labels in scraped(registry) if ("session", "trainer") in labels] == []
     with pytest.raises(ValueError, match="Duplicated timeseries"):
         Counter("aiohooks_runs", "The name is taken.", registry=registry)
@@ -218,32 +201,26 @@ async def test_sessions_share_a_registry(registry: CollectorRegistry) -> None:
 
 async def test_a_scrape_in_another_thread_reads_in_the_event_loop(registry: CollectorRegistry) -> None:
     """A scrape of another thread waits for the loop, and one of a loop that has been closed goes without the session."""
-    hook = PrometheusHook(registry=registry)
-    async with ah.AsyncMonitoredSession(double, [hook], name="trainer") as session:
+    async with shown(registry) as session:
         await session.run("loss")
-        assert value(await to_thread(scraped, registry), "aiohooks_runs_total") == 1
+        assert values(await to_thread(scraped, registry), "runs_total") == [1]
 
     def open_and_abandon() -> None:
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(ah.AsyncMonitoredSession(double, [hook], name="trainer").__aenter__())
+        loop.run_until_complete(shown(registry).__aenter__())
         loop.close()
 
     await to_thread(open_and_abandon)
-    assert value(scraped(registry), "aiohooks_runs_total") is None
+    assert values(scraped(registry), "runs_total") == [None]
 
 
 @pytest.mark.slow
-def test_a_scrape_goes_without_the_session_of_a_blocked_loop(registry: CollectorRegistry) -> None:
+async def test_a_scrape_goes_without_the_session_of_a_blocked_loop(registry: CollectorRegistry) -> None:
     """A scrape of another thread ends without the series of a loop that does not answer; the next one has them again."""
-
-    async def main() -> None:
-        async with ah.AsyncMonitoredSession(double, [PrometheusHook(registry=registry)], name="trainer"):
-            with ThreadPoolExecutor(1) as pool:
-                found = pool.submit(scraped, registry).result()  # blocks the event loop meanwhile
-            assert value(found, "aiohooks_runs_total") is None
-            assert value(await to_thread(scraped, registry), "aiohooks_runs_total") == 0
-
-    asyncio.run(main())
+    async with shown(registry):
+        with ThreadPoolExecutor(1) as pool:
+            assert values(pool.submit(scraped, registry).result(), "runs_total") == [None]  # blocks the event loop meanwhile
+        assert values(await to_thread(scraped, registry), "runs_total") == [0]
 
 
 def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
@@ -274,10 +251,9 @@ def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistr
     assert plain.headers["content-type"].startswith("text/plain; version=")
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     series = parsed(plain.text)
-    assert value(series, "aiohooks_global_step") == 3
-    assert value(series, "aiohooks_step_seconds_count") == 3
-    assert value(series, "aiohooks_hook_seconds_count", hook="CheckpointSaverHook", method="after_run") == 1  # asked three times
-    assert value(series, "aiohooks_checkpoint_step") == 2
+    assert values(series, "global_step", "step_seconds_count", "checkpoint_step") == [3, 3, 2]
+    asked_three_times = values(series, "hook_seconds_count", hook="CheckpointSaverHook", method="after_run")
+    assert asked_three_times == [1]
     families = {family.name: family for family in parse_openmetrics(openmetrics.text)}  # type: ignore[no-untyped-call]
     assert families["aiohooks_step_seconds"].type == "histogram"
     assert families["aiohooks_runs"].type == "counter"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import dataclasses
 import math
 import os
 import pty
@@ -10,7 +11,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +23,10 @@ from tests.support.ray_cluster import environment as ray_environment
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
-STARTED = re.compile(r"(chief|worker \d+): asked to start at step (\d+), started at step (\d+)")
-ENDED = re.compile(r"(chief|worker \d+): (\d+) steps, stopped because: (.+)")
-ACCURACY = re.compile(r"accuracy on 450 held-out images: (\d\.\d+)")
-
-
-ON_DIGITS = ("train_digits.py", "train_torch.py", "async_rl_digits.py")
+DIGITS, TORCH, ASYNC_RL = ON_DIGITS = ("train_digits.py", "train_torch.py", "async_rl_digits.py")
 """Examples that train on the images of scikit-learn."""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+FOREVER = ("--steps", 100_000_000)
 
 
 def command(example: str, *options: object) -> list[str]:
@@ -35,305 +35,359 @@ def command(example: str, *options: object) -> list[str]:
     return [sys.executable, "-W", "error", f"examples/{example}", *map(str, options)]
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, **ray_environment(), "PYTHONPATH": str(ROOT), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
+def output_of(example: str, *options: object, code: int = 0, errors: str | None = "") -> str:
+    """Run an example to its end, and return what it prints; check its exit code, and the error stream unless others use it."""
+    env = {**ENVIRONMENT, **ray_environment(), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
+    done = processes.run(command(example, *options), env=env)
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    if errors is None:
+        return done.stdout + done.stderr
+    said = "".join(line for line in done.stderr.splitlines(keepends=True) if "has waited" not in line)  # for a slow disk
+    assert said.endswith(errors) if errors else not said, done
+    return done.stdout
 
 
-@functools.cache
-def run(example: str, *options: object) -> subprocess.CompletedProcess[str]:
-    return processes.run(command(example, *options), env=environment())
+@contextlib.contextmanager
+def started(example: str, *options: object, until: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start an example, and read its output up to a line with a text."""
+    with processes.start(command(example, *options), env=ENVIRONMENT, **streams) as process:
+        try:
+            assert process.stdout is not None
+            while until not in (line := process.stdout.readline()):
+                assert line, process.communicate()
+            yield process
+        finally:
+            process.kill()
 
 
-def test_exploration_finds_the_lost_update() -> None:
-    """The example prints what was found and how to repeat it, and that nothing is found with a lock."""
-    printed = run("explore_hooks.py")
-    assert (printed.returncode, printed.stderr) == (0, "")
-    found, *_, exact = printed.stdout.splitlines()
-    assert found.startswith("an error: AssertionError('5 and a fee of 1 were spent, and ")
-    assert "again: explore(..., replay='" in printed.stdout
-    assert exact == "with a lock: nothing found in 1,001 schedules"
+def interrupted(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> str:
+    """Send a signal, wait for the end with its exit code, and return the rest of the output."""
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=HANG_SECS)
+    assert (process.returncode, errors) == (128 + number, "")
+    return output
+
+
+# -- small examples: what each prints, line by line, as patterns
+
+PRINTED = {
+    "first_session.py": ["loss 1.0", "loss 0.5", r"loss 0\.125", r"loss 0\.25", r"best loss after 4 steps: 0\.125"],
+    "step_waiter.py": [
+        *("published step 1", "published step 2", "wanted step 2: woken at step 2", "published step 3"),
+        "wanted step 10: .*because of: out of memory",
+    ],
+    "explore_hooks.py": [
+        r"an error: AssertionError\('5 and a fee of 1 were spent, and .*",
+        r"(?s:.*again: explore\(\.\.\., replay='.*)",
+        "with a lock: nothing found in 1,001 schedules",
+    ],
+    "agent_hooks.py": [
+        r"(?s:.*  log: Metrics\.on_tool_start failed.*up to 4 calls of hooks at the same time.*)",
+        r"One hook after the other:(?s:.*up to 2 calls of hooks at the same time.*)",
+        *(r"(?s:.*  delete\(all files\): refused by the guardrail.*)", "12 records in the audit log"),
+        r"\d\.\d\d s with the group, \d\.\d\d s in turn",
+    ],
+}
+
+
+@pytest.mark.parametrize("example", PRINTED)
+def test_what_an_example_prints(example: str) -> None:
+    """A session and its best loss, waits that are woken or fail, a lost update that is found, hooks that overlap."""
+    printed = output_of(example)
+    assert re.fullmatch("\n+".join(PRINTED[example]), printed.strip()), printed
+    if example == "agent_hooks.py":
+        together = printed.split("One hook after the other")[0]
+        for hook, how in (("Metrics", " cut off"), ("Audit", "")):
+            assert len(re.findall(rf"^  {hook}\.on_tool_(?:start|end) \S+ +#+{how}$", together, re.MULTILINE)) == 6
 
 
 def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
     """The example prints lanes that overlap, or draws them."""
-    printed = run("timeline.py")
-    errors = [line for line in printed.stderr.splitlines() if "has waited" not in line]  # for a slow disk, at the end
-    assert (printed.returncode, errors) == (0, [])
-    heading, _, *lanes = printed.stdout.splitlines()
+    heading, _, *lanes = output_of("timeline.py").splitlines()
     assert "step 5 to step 9" in heading
     names = ("steps", "feeds taken ahead", "train_step", "Upload", "Audit", "Metrics in the background", "checkpoint writes")
-    assert all(any(lane.startswith(name) for lane in lanes) for name in names), printed.stdout
+    assert all(any(lane.startswith(name) for lane in lanes) for name in names), lanes
     shares = [int(lane.split()[-2]) for lane in lanes]
     assert sum(shares[1:]) > shares[0], "in turn it would have taken longer"
     need("matplotlib")
-    drawn = run("timeline.py", "--png", tmp_path / "timeline.png")
-    assert drawn.returncode == 0, drawn.stderr
+    output_of("timeline.py", "--png", tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-
-
-def starts(output: str) -> dict[str, tuple[int, int]]:
-    """Return, for each worker, the step at which it was to start, and the one at which it did."""
-    return {name: (int(asked), int(seen)) for name, asked, seen in STARTED.findall(output)}
-
-
-def ends(output: str) -> dict[str, tuple[int, str]]:
-    """Return, for each worker, the number of its steps, and why it stopped."""
-    return {name: (int(runs), reason) for name, runs, reason in ENDED.findall(output)}
-
-
-def accuracy(output: str) -> float:
-    found = ACCURACY.search(output)
-    assert found, output
-    return float(found[1])
-
-
-def check_digits(output: str, workers: int, steps: int, k: int, *, restored: int = 0) -> int:
-    """Check the run of a chief and workers; return how many steps they made."""
-    # Workers finish the run that they are in when the last step is reached: at most one step more each.
-    made = int(re.findall(r"(\d+) steps in", output)[0])
-    assert steps <= restored + made < steps + workers
-    names = ["chief", *(f"worker {number}" for number in range(1, workers))]
-    wanted = {name: int(k * math.log(number + 1)) for number, name in enumerate(names)}
-    seen, ended = starts(output), ends(output)
-    assert {name: want for name, (want, _) in seen.items()} == {name: want for name, want in wanted.items() if want < steps}
-    assert all(max(want, restored) <= start < steps for want, start in seen.values())
-    if ended.keys() != wanted.keys():
-        assert "ray" in output, "what is printed last on its nodes may be lost"
-        return made
-    assert made == sum(runs for runs, _ in ended.values())
-    for name, (runs, reason) in ended.items():
-        if name in seen:
-            assert runs > 0
-            assert f"reached the last step, {steps}" in reason
-        else:
-            assert f"{name}: asked to start at step {wanted[name]}, never started\n" in output
-            assert (runs, reason) == (0, f"chief finished at step {steps}, wanted {wanted[name]}")
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("options", "workers", "steps", "k", "least"),
-    [
-        ((), 4, 2_000, 200, 0.93),
-        (("--workers", 1, "--steps", 150, "--k", 0), 1, 150, 0, 0.0),
-        (("--workers", 5, "--steps", 150, "--k", 20), 5, 150, 20, 0.0),
-        (("--workers", 3, "--steps", 60, "--k", 90), 3, 60, 90, 0.0),
-        (("--processes", "--workers", 3, "--steps", 600, "--k", 20), 3, 600, 20, 0.85),
-        (("--engine", "ray", "--steps", 600, "--k", 20), 4, 600, 20, 0.85),
-    ],
-    ids=["the main job", "alone", "more workers", "some never start", "processes", "Ray"],
-)
-def test_digits(options: tuple[object, ...], workers: int, steps: int, k: int, least: float) -> None:
-    """Each worker starts at its step, or ends where that is beyond the last one; the model, or the mean of them, is good."""
-    need(*(["ray"] if "ray" in options else []))
-    done = run("train_digits.py", *options)
-    assert done.returncode == 0, done
-    check_digits(done.stdout + done.stderr, workers, steps, k)
-    assert accuracy(done.stdout) >= least
-    losses = [float(loss) for loss in re.findall(r"loss = ([\d.]+)", done.stdout)]
-    assert not options or losses
-    if not options:
-        assert done.stderr == ""
-        assert len(losses) >= 5
-        assert losses[-1] < losses[0] / 2, "the loss falls"
-
-
-@pytest.mark.slow
-def test_a_seed_decides_the_run() -> None:
-    """A second run with the same seed has the same output except for the times."""
-
-    def without_times(output: str) -> list[str]:
-        return [re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line) for line in output.splitlines() if "/sec" not in line]
-
-    options = ("train_digits.py", "--workers", 5, "--steps", 150, "--k", 20, "--seed", 3)
-    assert without_times(run(*options).stdout) == without_times(run.__wrapped__(*options).stdout)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--workers", "0"], "--workers is 0: give a number from 1 to 100"),
-        (["--steps", "ten"], "argument --steps: invalid int value: 'ten'"),
-        (["--k", "-1"], "--k is -1: give a number from 0 to 1000000000"),
-        (["--checkpoint-every", "0"], "--checkpoint-every is 0: give a number from 1 to 1000000000"),
-        (["--engine", "ray", "--store", "local:///x"], "--engine ray keeps the global step in the cluster: leave out --store"),
-    ],
-)
-def test_an_invalid_option_is_refused(options: list[str], message: str) -> None:
-    """An invalid option is named in one sentence, with the exit code for wrong usage."""
-    done = run("train_digits.py", *options)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines()[-1].endswith(message)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("in_processes", [False, True])
-def test_a_run_continues_from_its_checkpoint(tmp_path: Path, in_processes: bool) -> None:
-    """With a checkpoint directory a second run continues from the last step and prints so; damaged checkpoints end it."""
-    directory = tmp_path / "made" / "here"
-    given = ("--store", f"local://{tmp_path}/steps") if in_processes else ("--checkpoint-every", 70)
-    options = ("train_digits.py", "--workers", 2, "--k", 20, "--checkpoint-dir", directory, *given, "--steps")
-    first = run(*options, 600)
-    made = check_digits(first.stdout, 2, 600, 20)
-    assert "continuing from" not in first.stdout
-    second = run(*options, 900)
-    assert f"continuing from step {made}, the newest checkpoint in {directory}\n" in second.stdout
-    assert starts(second.stdout)["chief"] == (0, made)
-    check_digits(second.stdout, 2, 900, 20, restored=made)
-    assert accuracy(second.stdout) > 0.9
-    for manifest in directory.glob("*/manifest.json"):
-        manifest.write_text("not what was written")
-    done = run(*options, 1_000)
-    assert done.returncode == 1
-    assert f"{directory} has checkpoints and none of them is good" in done.stderr
-    assert in_processes or "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", ["images to train on", "loss = "])
-def test_ctrl_c_stops_all_workers(after: str) -> None:
-    """Ctrl-C ends every worker after its step, or while it opens; the accuracy is printed and the exit code is 130."""
-    with processes.start(command("train_digits.py", "--steps", 100_000_000), env=environment()) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if after in line:
-                break
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=HANG_SECS)
-    assert (process.returncode, errors) == (130, "")
-    if after == "loss = ":
-        assert 0 <= accuracy(output) <= 1
-        assert [reason for _, reason in ends(output).values()] == ["SIGINT received"] * 4
-        assert output.endswith("interrupted before step 100000000\n")
-
-
-def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
-    """Run the main example on a terminal, and return its exit code and its output."""
-    terminal, side = pty.openpty()
-    arguments = command("train_digits.py", *options)
-    with processes.start(arguments, env=environment(), stdin=side, stdout=side, stderr=side) as process:
-        os.close(side)
-        output = b""
-        while True:
-            try:
-                chunk = os.read(terminal, 4096)
-            except OSError:  # on Linux, when the last process has closed the other side
-                break
-            if not chunk:
-                break
-            output += chunk
-            if interrupt and b": loss " in output:
-                process.send_signal(signal.SIGINT)
-                interrupt = False
-        code = process.wait(HANG_SECS)
-    os.close(terminal)
-    return code, output.decode()
-
-
-def screen(output: str) -> list[str]:
-    """Return the lines that a terminal shows in the end, with the last of the texts written over each other."""
-    return [line.rsplit("\r", 1)[-1].removeprefix("\x1b[K") for line in output.replace("\r\n", "\n").split("\n")]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("interrupt", [False, True])
-def test_a_terminal(interrupt: bool) -> None:
-    """Progress is written over one line, of which nothing remains at the end or after Ctrl-C; the cursor is on an empty line."""
-    code, output = on_a_terminal("--steps", 100_000_000 if interrupt else 3_000, interrupt=interrupt)
-    assert code == (130 if interrupt else 0), output
-    assert re.search(r"\r\x1b\[Kstep \d+: loss [\d.]+, [\d,]+ steps per second", output)
-    assert "loss = " not in output, "log lines are only for other outputs"
-    assert "Traceback" not in output
-    lines = screen(output)
-    assert not [line for line in lines if line.startswith("step ") and ": loss " in line]
-    assert lines[-1] == ""
-    assert list(starts("\n".join(lines)))[:1] == ["chief"]
-    if interrupt:
-        assert lines[-2] == "interrupted before step 100000000"
-        assert [reason for _, reason in ends("\n".join(lines)).values()] == ["SIGINT received"] * 4
-    else:
-        assert accuracy(lines[-2]) >= 0.93
-
-
-def test_first_session() -> None:
-    """The smallest session prints each loss, and its hook prints the best."""
-    done = run("first_session.py")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    assert done.stdout.splitlines() == [
-        "loss 1.0", "loss 0.5", "loss 0.125", "loss 0.25", "best loss after 4 steps: 0.125"
-    ]  # fmt: skip
-
-
-def test_step_waiter() -> None:
-    """A wait for a published step ends at it; one for a step that is never reached ends with the publisher's failure."""
-    done = run("step_waiter.py")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    lines = done.stdout.splitlines()
-    assert lines[:4] == ["published step 1", "published step 2", "wanted step 2: woken at step 2", "published step 3"]
-    assert len(lines) == 5
-    assert lines[4].startswith("wanted step 10: ")
-    assert lines[4].endswith("because of: out of memory")
-
-
-def test_agent_hooks() -> None:
-    """Hooks of the group overlap; the metrics are cut off and logged, the guardrail answers, each call is in the audit log."""
-    done = run("agent_hooks.py")
-    assert (done.returncode, done.stderr) == (0, ""), done
-    together, in_turn = done.stdout.split("One hook after the other:\n")
-    assert len(re.findall(r"^  Metrics\.on_tool_(?:start|end) \S+ +#+ cut off$", together, re.MULTILINE)) == 6
-    assert len(re.findall(r"^  Audit\.on_tool_(?:start|end) \S+ +#+$", together, re.MULTILINE)) == 6
-    assert "  log: Metrics.on_tool_start failed" in together
-    assert [count(part) for part in (together, in_turn)] == [4, 2], "two tool calls, with two hooks each"
-    lines = in_turn.splitlines()
-    assert "  delete(all files): refused by the guardrail" in lines
-    assert lines[-2] == "12 records in the audit log"
-    assert re.fullmatch(r"\d\.\d\d s with the group, \d\.\d\d s in turn", lines[-1])
-
-
-def count(timeline: str) -> int:
-    """Return how many calls of hooks were active at the same time."""
-    found = re.search(r"up to (\d+) calls of hooks at the same time", timeline)
-    assert found, timeline
-    return int(found[1])
-
-
-def readme_programs() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.parametrize(("number", "wanted"), [(0, []), (1, ["step 1 loss 1.0", "step 2 loss 0.5", "step 3 loss 0.25"])])
 def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:
     """Each program of the README is complete: it runs and prints this."""
-    done = processes.run_python("-c", readme_programs()[number], env=environment())
-    assert (done.returncode, done.stderr) == (0, ""), done
-    assert done.stdout.splitlines() == wanted
+    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    done = processes.run_python("-c", programs[number], env=ENVIRONMENT)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()) == (0, "", wanted)
+
+
+REFUSED = [
+    (DIGITS, "--workers 0", "--workers is 0: give a number from 1 to 100"),
+    (DIGITS, "--steps ten", "argument --steps: invalid int value: 'ten'"),
+    (DIGITS, "--steps 0", "--steps is 0: give a number from 1 to 1000000000"),
+    (DIGITS, "--k -1", "--k is -1: give a number from 0 to 1000000000"),
+    (DIGITS, "--seed 1.5", "argument --seed: invalid int value: '1.5'"),
+    (DIGITS, "--checkpoint-every 0", "--checkpoint-every is 0: give a number from 1 to 1000000000"),
+    (DIGITS, "--engine ray --store local:///x", "--engine ray keeps the global step in the cluster: leave out --store"),
+    (ASYNC_RL, "--bounds 0 -1", "--bounds has -1: give whole numbers, 0 or more"),
+    (ASYNC_RL, "--seeds 0", "--seeds is 0: give 1 or more"),
+    (ASYNC_RL, "--steps 10", "--steps is 10: give 50 or more"),
+    (ASYNC_RL, "--workers some", "argument --workers: invalid int value: 'some'"),
+]
+
+
+@pytest.mark.parametrize(("example", "options", "message"), REFUSED)
+def test_an_invalid_option_is_refused(example: str, options: str, message: str) -> None:
+    """An invalid option is named in one sentence, with the exit code for wrong usage."""
+    assert output_of(example, *options.split(), code=2, errors=f"{message}\n") == ""
+
+
+# -- examples/train_digits.py
+
+
+@dataclasses.dataclass
+class Training:
+    """What `train_digits.py` says of a run: by worker the step at which it was to start, and the one at which it did."""
+
+    output: str
+
+    @property
+    def starts(self) -> dict[str, tuple[int, int]]:
+        found = re.findall(r"((?:chief|worker \d+)): asked to start at step (\d+), started at step (\d+)", self.output)
+        return {name: (int(asked), int(seen)) for name, asked, seen in found}
+
+    @property
+    def ends(self) -> dict[str, tuple[int, str]]:
+        """The number of steps of each worker, and why it stopped."""
+        found = re.findall(r"(.+): (\d+) steps, stopped because: (.+)", self.output)
+        return {name: (int(runs), reason) for name, runs, reason in found}
+
+    @property
+    def accuracy(self) -> float:
+        return self.number(r"accuracy on 450 held-out images: (\d\.\d+)")
+
+    def number(self, pattern: str) -> float:
+        found = re.search(pattern, self.output)
+        assert found, self.output
+        return float(found[1])
+
+
+def trained(*options: object, errors: str | None = "") -> Training:
+    return Training(output_of(DIGITS, *options, errors=errors))
+
+
+def check_starts(training: Training, workers: int, k: int) -> None:
+    """Check that all workers were started, at K times the logarithm of their number, and none too early."""
+    assert [want for want, _ in training.starts.values()] == [int(k * math.log(number + 1)) for number in range(workers)]
+    assert all(start >= want for want, start in training.starts.values())
 
 
 @pytest.mark.slow
-def test_training_reaches_its_accuracy_and_is_continued(tmp_path: Path) -> None:
+def test_the_main_job_reaches_its_accuracy() -> None:
+    """Without options four workers train to an accuracy of 0.93 or more, each starting at its step."""
+    done = trained()
+    assert done.accuracy >= 0.93
+    check_starts(done, 4, 200)
+    assert list(done.starts) == ["chief", "worker 1", "worker 2", "worker 3"]
+    losses = [float(loss) for loss in re.findall(r"loss = ([\d.]+)", done.output)]
+    assert len(losses) >= 5
+    assert losses[-1] < losses[0] / 2, "the loss falls"
+    assert re.search(r"[\d,]+ steps per second", done.output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "k"), [(1, 0), (5, 20)])
+def test_options_are_applied(workers: int, k: int) -> None:
+    """The run has the given workers, steps and K; every worker makes steps; the same seed gives the same output but for times."""
+    options = ("--workers", workers, "--steps", 150, "--k", k, "--seed", 3)
+    done = trained(*options)
+    check_starts(done, workers, k)
+    assert sorted(done.ends) == sorted(done.starts)
+    assert all(runs > 0 and "reached the last step, 150" in reason for runs, reason in done.ends.values())
+    # Workers finish the run that they are in when the last step is reached: at most one step more each.
+    assert 150 <= done.number(r"(\d+) steps in") == sum(runs for runs, _ in done.ends.values()) < 150 + workers
+
+    def without_times(output: str) -> list[str]:
+        return [re.sub(r" \([\d.]+ sec\)$| in [\d.]+ s: .*", "", line) for line in output.splitlines() if "/sec" not in line]
+
+    assert without_times(trained(*options).output) == without_times(done.output)
+
+
+@pytest.mark.slow
+def test_a_worker_that_can_never_start_ends() -> None:
+    """A worker whose step is beyond the last one ends cleanly, and the output says why."""
+    done = trained("--workers", 3, "--steps", 60, "--k", 90)
+    assert list(done.starts) == ["chief"]
+    for worker, wanted in (("worker 1", 62), ("worker 2", 98)):
+        assert f"{worker}: asked to start at step {wanted}, never started\n" in done.output
+        assert done.ends[worker] == (0, f"chief finished at step 60, wanted {wanted}")
+
+
+@pytest.mark.slow
+def test_a_run_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    """With a checkpoint directory a second run continues from the last step and prints so; damaged checkpoints end it."""
+    directory = tmp_path / "made" / "here"
+    options = ("--workers", 2, "--k", 20, "--checkpoint-dir", directory, "--checkpoint-every", 70, "--steps")
+    done = trained(*options, 150)
+    assert "continuing from" not in done.output
+    first = sum(runs for runs, _ in done.ends.values())
+    done = trained(*options, 300)
+    assert f"continuing from step {first}, the newest checkpoint in {directory}\n" in done.output
+    assert done.starts["chief"] == (0, first)
+    runs = sum(runs for runs, _ in done.ends.values())
+    assert 300 <= first + runs < 300 + 2
+    assert f"\n{runs} steps in " in done.output
+    assert done.accuracy > 0.9
+    for manifest in directory.glob("*/manifest.json"):
+        manifest.write_text("not what was written")
+    output_of(DIGITS, *options, 450, code=1, errors=f"{directory} has checkpoints and none of them is good")
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_workers() -> None:
+    """Ctrl-C ends every worker after its step; the accuracy is printed and the exit code is 130; as cleanly at the start."""
+    with started(DIGITS, *FOREVER, until="loss = ") as process:
+        done = Training(interrupted(process))
+    assert 0 <= done.accuracy <= 1
+    assert [reason for _, reason in done.ends.values()] == ["SIGINT received"] * 4
+    assert done.output.endswith("interrupted before step 100000000\n")
+    with started(DIGITS, *FOREVER, until="images to train on") as process:
+        interrupted(process)
+
+
+def on_a_terminal(*options: object, interrupt: bool = False) -> tuple[int, str]:
+    """Run the main example on a terminal, and return its exit code and its output."""
+    terminal, side = pty.openpty()
+    with processes.start(command(DIGITS, *options), env=ENVIRONMENT, stdin=side, stdout=side, stderr=side) as process:
+        os.close(side)
+        output = b""
+        with contextlib.suppress(OSError):  # on Linux, when the last process has closed the other side
+            while chunk := os.read(terminal, 4096):
+                output += chunk
+                if interrupt and b": loss " in output:
+                    process.send_signal(signal.SIGINT)
+                    interrupt = False
+        code = process.wait(HANG_SECS)
+    os.close(terminal)
+    return code, output.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_terminal_shows_one_line_of_progress(interrupt: bool) -> None:
+    """It is written over, and nothing of it remains between the other lines; also Ctrl-C leaves the cursor on an empty line."""
+    code, output = on_a_terminal(*(FOREVER if interrupt else ("--steps", 3_000)), interrupt=interrupt)
+    assert code == (130 if interrupt else 0), output
+    assert "Traceback" not in output
+    assert re.search(r"\r\x1b\[Kstep \d+: loss [\d.]+, [\d,]+ steps per second", output)
+    assert "loss = " not in output, "log lines are only for other outputs"
+    # What a terminal shows in the end, with the last of the texts written over each other.
+    lines = [line.rsplit("\r", 1)[-1].removeprefix("\x1b[K") for line in output.replace("\r\n", "\n").split("\n")]
+    assert not [line for line in lines if line.startswith("step ") and ": loss " in line]
+    assert lines[-1] == ""
+    shown = Training("\n".join(lines))
+    if interrupt:
+        assert lines[-2] == "interrupted before step 100000000"
+        assert [reason for _, reason in shown.ends.values()] == ["SIGINT received"] * 4
+    else:
+        assert shown.accuracy >= 0.93
+        assert list(shown.starts) == ["chief", "worker 1", "worker 2", "worker 3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "workers"), [(("--processes",), 3), (("--engine", "ray"), 4)], ids=["processes", "ray"])
+def test_processes_train_together(engine: tuple[str, ...], workers: int) -> None:
+    """Each process, of this machine or on a cluster, trains its own copy of the model; the chief's is the mean."""
+    if "ray" in engine:
+        need("ray")
+    done = trained(*engine, *(("--workers", workers) if workers == 3 else ()), "--steps", 600, "--k", 20, errors=None)
+    check_starts(done, workers, 20)
+    assert 600 <= done.number(r"(\d+) steps in") < 600 + workers
+    assert done.number(r"held-out images: ([\d.]+)") > 0.85
+
+
+@pytest.mark.slow
+def test_a_given_store(tmp_path: Path) -> None:
+    """--store implies processes; with --checkpoint-dir a second run continues where the first one ended."""
+    options = ("--store", f"local://{tmp_path}/steps", "--checkpoint-dir", tmp_path / "model", "--k", 20)
+    check_starts(trained(*options, "--workers", 2, "--steps", 600, errors=None), 2, 20)
+    done = trained(*options, "--workers", 1, "--steps", 900, errors=None)
+    assert re.search(r"continuing from step 60\d, the newest checkpoint", done.output)
+    assert "chief: asked to start at step 0, started at step 60" in done.output
+
+
+# -- examples/train_torch.py
+
+
+@pytest.mark.slow
+def test_torch_reaches_its_accuracy_and_is_continued(tmp_path: Path) -> None:
     """SIGTERM ends it after the step; started again it continues from there, and ends with the best weights."""
-    options = ("--every", 50, "--patience", 10**6, "--checkpoint-dir", tmp_path)
-    arguments = command("train_torch.py", *options, "--steps", 10**6)
-    with processes.start(arguments, env=environment()) as first:
-        assert first.stderr is not None
-        assert "step 50/1000000" in first.stderr.readline()
-        first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=HANG_SECS)
-    assert first.returncode == 128 + signal.SIGTERM
+    options = ("--every", 50, "--patience", 10**6, "--checkpoint-dir", tmp_path, "--steps")
+    with started(TORCH, *options, 10**6, until="step 50/1000000", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=HANG_SECS)
+    assert process.returncode == 128 + signal.SIGTERM
     newest = int(max(path.name for path in tmp_path.glob("step-*")).split("-")[1].split(".")[0])
-    done = run("train_torch.py", *options, "--steps", newest + 450)
-    assert done.returncode == 0, done
-    assert (found := re.search(r"continuing from step (\d+)", done.stdout))
-    assert 50 <= int(found[1]) == newest
-    assert (found := re.search(r"accuracy on 450 held-out images: (\d\.\d+), with the weights of step (\d+)", done.stdout))
-    assert float(found[1]) >= 0.95
+    done = Training(output_of(TORCH, *options, newest + 450, errors=None))
+    assert 50 <= done.number(r"continuing from step (\d+)") == newest
+    assert done.accuracy >= 0.95
+    assert "with the weights of step" in done.output
 
 
 @pytest.mark.slow
-def test_training_stops_when_it_gets_no_better() -> None:
+def test_torch_stops_when_it_gets_no_better() -> None:
     """The best weights are those of an evaluation before the last ones."""
-    done = run("train_torch.py", "--steps", 900, "--every", 10, "--patience", 3)
-    assert done.returncode == 0, done
-    assert "accuracy" in done.stdout.splitlines()[0]  # the reason of the stop
-    assert "with the weights of step" in done.stdout
+    printed = output_of(TORCH, "--steps", 900, "--every", 10, "--patience", 3, errors=None)
+    assert "accuracy" in printed.splitlines()[0]  # the reason of the stop
+    assert "with the weights of step" in printed
+
+
+# -- examples/async_rl_digits.py
+
+
+def rows(output: str) -> list[dict[str, Any]]:
+    """Return the rows of the table."""
+    names = ("bound", "seed", "accuracy", "steps_per_sec", "waiting", "lag_mean", "lag_max", "refused", "crashed_at", "continued")
+    lines = (line.replace(",", " ").replace("%", "").split() for line in output.splitlines())
+    table = [dict(zip(names, words, strict=False)) for words in lines if words and words[0].isdigit()]
+    return [{name: text if name == "seed" else float(text) for name, text in row.items()} for row in table]
+
+
+@pytest.mark.slow
+def test_no_item_is_used_beyond_the_bound(tmp_path: Path) -> None:
+    """For each bound the run learns, continues after a crash, and uses no item beyond the bound; a bound of 4 makes a lag."""
+    picture = tmp_path / "picture.png"
+    table = rows(output_of(ASYNC_RL, "--seeds", 1, "--steps", 80, "--plot", picture))
+    assert [(row["bound"], row["seed"]) for row in table] == [(0, "0"), (1, "0"), (4, "0")]
+    for row in table:
+        assert row["lag_mean"] <= row["lag_max"] <= row["bound"]
+        assert row["accuracy"] > 0.8, "a tenth is what guessing gives"
+        assert 0 < row["waiting"] < 100
+        assert 0 < row["crashed_at"] < 80, "the crash is inside the run"
+        # The newest checkpoint may be that of the step of the crash.
+        assert row["continued"] % 20 == 0
+        assert row["crashed_at"] - 40 <= row["continued"] <= row["crashed_at"] + 1
+    assert table[0]["lag_mean"] == 0
+    assert table[2]["lag_max"] > 1, "the bound is used"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_several_seeds_are_averaged() -> None:
+    """Over several seeds the table has the means of the printed values, and the maximum of the maximum lag."""
+    first, second, both = rows(output_of(ASYNC_RL, "--bounds", 2, "--seeds", 2, "--steps", 50, "--workers", 8, "--wait"))
+    assert (first["seed"], second["seed"], both["seed"]) == ("0", "1", "all")
+    assert both["lag_max"] == max(first["lag_max"], second["lag_max"]) <= 2
+    assert both["accuracy"] == pytest.approx((first["accuracy"] + second["accuracy"]) / 2, abs=0.001)
+    assert "crashed_at" not in both
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_table() -> None:
+    """Ctrl-C ends the runs at any point, with the exit code of an interrupt and without a traceback."""
+    with started(ASYNC_RL, "--steps", 50, "--seeds", 1_000, "--bounds", 4, until="lag bound") as process:
+        assert process.stdout is not None
+        assert rows(process.stdout.readline())
+        assert len(rows(interrupted(process))) < 999
