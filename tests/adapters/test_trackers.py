@@ -21,7 +21,7 @@ from aiohooks.hooks._record_files import Record
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, train
+from tests.support.sessions import NO_BACKOFF, counting_graph, going_back, train
 from tests.support.trackers import ScriptedTracker, kept
 from tests.support.waiting import ticks, until_true
 
@@ -58,21 +58,9 @@ class Adding(ah.SessionRunHook):
         run_context.metrics["seen"] = np.float32(run_context.global_step)
 
 
-def set_back(store: ah.MemoryStepStore, at: int, to: int) -> FaultInjectionHook:
-    """Make a hook by which the session is recovered before step `at`, and set back to step `to`."""
-
-    async def back() -> None:
-        await store.reset(to)
-        raise ah.AbortedError("lost")
-
-    return FaultInjectionHook({("before_run", at): back})
-
-
-async def run_set_back(hook: TrackerHook, *others: ah.SessionRunHook | ah.dispatch.HookRegistration, runs: int = 6) -> None:
+async def run_set_back(hook: TrackerHook, *others: Any, runs: int = 6, to: int = 2) -> None:
     """Make runs of a session that is set back from step 4 to step 2."""
-    store = ah.MemoryStepStore()
-    hooks = [hook, set_back(store, 5, 2), *others]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF) as session:
+    async with going_back(hook, *others, at=5, to=to) as session:
         for _ in range(runs):
             await session.run("train")
 
@@ -152,48 +140,34 @@ def test_invalid_arguments_are_refused(options: dict[str, Any], says: str) -> No
 async def test_a_session_does_not_wait_for_a_tracker_that_hangs(
     hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All runs are made while it hangs; what does not fit into the queue, and what is left at the end, is in the file."""
+    """What does not fit into the queue, and what is left at the end, is in the file; the thread ends with the call that hangs."""
     hook = hook_of(hanging, path, max_queue=3)
     await close_hanging(hook, hanging, clock, runs=20)
     assert hanging.steps == [1]
     assert kept(path) == list(range(2, 21))
-    found = hook.statistics()
-    assert (found.sent, found.pending, found.unsent, found.lost) == (1, 0, 19, 0)
-    assert found.error == "the session has ended, and the tracker did not answer for 5.0 s"
+    error = "the session has ended, and the tracker did not answer for 5.0 s"
+    assert hook.statistics() == TrackerStatistics(sent=1, pending=0, unsent=19, lost=0, error=error)
     assert clock.now() == 5.0
+    assert "ScriptedTracker() is busy with step 2 5.0 s after the end of the session" in caplog.text
     messages = [record.getMessage() for record in caplog.records if "could not be sent" in record.getMessage()]
     assert len(messages) == 2
     assert "3 wait already, and the tracker " in messages[0]
     assert "of 10 steps" in messages[1]
     hanging.release()
-
-
-async def test_the_thread_of_a_tracker_that_hangs_ends_with_its_call(
-    hanging: ScriptedTracker, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It sends nothing more, and closes the tracker; what it was sending counts as unsent."""
-    hook = hook_of(hanging, path)
-    await close_hanging(hook, hanging, clock, runs=5)
-    assert "ScriptedTracker() is busy with step 2 5.0 s after the end of the session" in caplog.text
-    hanging.release()
     assert hanging.calls == ["start 0", "log 1", "log 2", "close"]
     assert hook.statistics().sent == 1
-    assert kept(path) == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(("where", "what"), [(-1, "is busy with step 1"), (0, "has not been closed")])
 async def test_start_and_close_may_hang(
-    where: int, what: str, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
+    hanging: ScriptedTracker, where: int, what: str, path: Path, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing waits for them longer than for a step, and the log says which it was."""
-    tracker = ScriptedTracker()
-    tracker.hangs_at = where
-    try:
-        await close_hanging(hook_of(tracker, path), tracker, clock, runs=3)
-        assert kept(path) == ([1, 2, 3] if where == -1 else None)
-        assert f"{what} 5.0 s after the end of the session" in caplog.text
-    finally:
-        tracker.release()
+    hanging.hangs_at = where
+    await close_hanging(hook_of(hanging, path), hanging, clock, runs=3)
+    assert kept(path) == ([1, 2, 3] if where == -1 else None)
+    assert f"{what} 5.0 s after the end of the session" in caplog.text
+    hanging.release()
 
 
 async def test_a_slow_tracker_is_waited_for_at_the_end(
@@ -242,22 +216,15 @@ async def test_start_is_tried_again_with_the_next_metrics(path: Path) -> None:
     assert kept(path) == [1, 2]
 
 
-async def test_a_close_that_fails_is_logged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The session has ended well all the same."""
+async def test_what_fails_at_the_end_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A `close` that fails is logged; a file that cannot be written is counted."""
     tracker = ScriptedTracker()
     tracker.failures[0] = OSError("no room")
-    await train(hook_of(tracker, path), runs=0)
-    assert "ScriptedTracker() was not closed: OSError('no room')" in caplog.text
-
-
-async def test_what_cannot_be_kept_either_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that cannot be written stops nothing."""
-    tracker = ScriptedTracker()
-    tracker.failures[0] = ConnectionError("refused")
     hook = hook_of(tracker, tmp_path / "missing" / "unsent.jsonl")
     await train(hook, runs=3)
     assert (hook.statistics().unsent, hook.statistics().lost) == (3, 3)
     assert "3 records were lost" in caplog.text
+    assert "ScriptedTracker() was not closed: OSError('no room')" in caplog.text
 
 
 async def test_memory_is_bounded_when_the_disk_hangs_too(
@@ -294,48 +261,51 @@ async def test_memory_is_bounded_when_the_disk_hangs_too(
 
 
 async def test_a_tracker_learns_how_the_session_ended(path: Path) -> None:
-    """`close` gets the error that ended it."""
+    """`close` gets the error that ended it; without a session there is no thread, and the tracker is not used."""
     tracker, error = ScriptedTracker(), ZeroDivisionError()
-    with pytest.raises(ZeroDivisionError):
-        await train(hook_of(tracker, path), FaultInjectionHook({("before_run", 3): error}), runs=5)
+    for fault in (("before_run", 3), ("begin", 1)):
+        with pytest.raises(ZeroDivisionError):
+            await train(hook_of(tracker, path), FaultInjectionHook({fault: error}), runs=5)
     assert tracker.steps == [1, 2]
     assert tracker.closed == [error]
+    assert len(tracker.threads) == 1
 
 
 @pytest.mark.every_python
-async def test_a_cancelled_session_keeps_what_is_left(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
-    """A cancellation passes through, waits as long for a tracker that hangs as a clean end, and loses nothing."""
+@pytest.mark.parametrize("end", ["cancelled", "cancelled twice at the end", "a short grace period"])
+async def test_what_cuts_the_end_loses_nothing(hanging: ScriptedTracker, path: Path, clock: ManualClock, end: str) -> None:
+    """It passes through, waits as long for a tracker that hangs as a clean end or its own limit, and the file is complete."""
     parked = asyncio.Event()
 
     async def wait() -> None:
         parked.set()
-        await asyncio.Event().wait()
+        await (asyncio.Event().wait() if end == "cancelled" else asyncio.sleep(0))
 
-    session = asyncio.create_task(train(hook_of(hanging, path), FaultInjectionHook({("before_run", 5): wait}), runs=9))
+    short = end == "a short grace period"
+    hook = hook_of(hanging, path, drain_secs=60 if short else 5)
+
+    async def run() -> None:
+        hooks = [hook, FaultInjectionHook({("before_run", 4): wait})]
+        grace_secs = {"stop_grace_period_secs": 1.0} if short else {}
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks, **grace_secs) as session:
+            for _ in range(4):
+                await session.run("train")
+
+    session = asyncio.create_task(run())
     await parked.wait()
-    session.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await end_hanging(session, hanging, clock)
-    assert kept(path) == [2, 3, 4]
-    hanging.release()
-    assert isinstance(hanging.closed[0], asyncio.CancelledError)
-
-
-@pytest.mark.every_python
-async def test_a_second_cancellation_loses_nothing(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
-    """Also when it comes while the end waits for the tracker."""
-    session = asyncio.create_task(train(hook_of(hanging, path), runs=4))
+    if end == "cancelled":
+        session.cancel()
     await until_true(lambda: hanging.is_hanging.is_set() and clock.pending)
-    await ticks(20)
-    session.cancel()
-    await asyncio.sleep(0)
-    session.cancel()
-    await asyncio.sleep(0)
-    clock.advance(5.0)
-    with pytest.raises(asyncio.CancelledError):
-        await session
-    assert kept(path) == [2, 3, 4]
+    if end == "cancelled twice at the end":
+        await ticks(20)
+        for _ in range(2):
+            session.cancel()
+            await asyncio.sleep(0)
+    with pytest.raises(HookTimeoutError if short else asyncio.CancelledError):
+        await end_hanging(session, hanging, clock, 1.0 if short else 5.0)
+    assert kept(path) == ([2, 3] if end == "cancelled" else [2, 3, 4])
     hanging.release()
+    assert isinstance(hanging.closed[0], asyncio.CancelledError) == (end == "cancelled")
 
 
 class Suspending(ah.SessionRunHook):
@@ -365,22 +335,6 @@ async def test_a_session_cancelled_anywhere_has_each_step_once(tmp_path: Path) -
         assert steps == [] or tracker.closed
 
 
-async def test_a_grace_period_that_is_too_short_loses_nothing(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
-    """The end of the hook is cut off, which is an error of the session; the file is complete."""
-
-    async def run() -> None:
-        hooks = [hook_of(hanging, path, drain_secs=60)]
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks, stop_grace_period_secs=1) as session:
-            for _ in range(4):
-                await session.run("train")
-
-    session = asyncio.create_task(run())
-    with pytest.raises(HookTimeoutError):
-        await end_hanging(session, hanging, clock, 1.0)
-    assert kept(path) == [2, 3, 4]
-    hanging.release()
-
-
 async def test_sessions_in_turn_use_the_tracker_in_turn(hanging: ScriptedTracker, path: Path, clock: ManualClock) -> None:
     """While it still hangs with an earlier session's metrics, it is not called for a later one."""
     hook = hook_of(hanging, path)
@@ -391,14 +345,6 @@ async def test_sessions_in_turn_use_the_tracker_in_turn(hanging: ScriptedTracker
     hanging.release()
     await later
     assert hanging.calls == ["start 0", "log 1", "log 2", "close", "start 3", "log 4", "log 5", "close"]
-
-
-async def test_a_session_that_did_not_begin_closes_the_hook(path: Path) -> None:
-    """Without a session there is no thread, and the tracker is not used."""
-    tracker = ScriptedTracker()
-    with pytest.raises(ZeroDivisionError):
-        await train(hook_of(tracker, path), FaultInjectionHook({("begin", 1): ZeroDivisionError()}), runs=1)
-    assert not tracker.threads
 
 
 # -- recoveries and restarts
@@ -425,11 +371,8 @@ async def test_a_recovery_repeats_no_step(replaces: bool, path: Path, caplog: py
 async def test_a_recovery_that_does_not_set_back_changes_nothing(path: Path) -> None:
     """The tracker is not started again."""
     tracker = ScriptedTracker()
-    faults = FaultInjectionHook({("before_run", 3): ah.AbortedError("lost")})
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook_of(tracker, path), faults], recovery=NO_BACKOFF) as session:
-        for _ in range(4):
-            await session.run("train")
-    assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "close"]
+    await run_set_back(hook_of(tracker, path), runs=5, to=4)
+    assert tracker.calls == ["start 0", "log 1", "log 2", "log 3", "log 4", "log 5", "close"]
 
 
 async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTracker, path: Path) -> None:
@@ -450,7 +393,7 @@ async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTra
 
     releases = ah.configure(PhaseHook("after_create_session", release), order=91)  # after the hook, which is set back first
     await run_set_back(hook_of(hanging, path), Counts(), releases)
-    assert [(step, metrics["run"]) for step, metrics in hanging.metrics] == [(1, 1), (2, 2), (3, 5), (4, 6)]
+    assert [(step, metrics["run"]) for step, metrics in hanging.metrics] == [(1, 1), (2, 2), (3, 6), (4, 7)]
     assert kept(path) is None
 
 
