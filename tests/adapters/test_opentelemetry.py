@@ -48,11 +48,11 @@ class Telemetry:
         names = {span.context.span_id: span.name for span in self.spans if span.context is not None}
         return [(span.name, None if span.parent is None else names.get(span.parent.span_id, "?")) for span in self.spans]
 
-    def counts(self) -> dict[tuple[str, tuple[Any, ...]], int]:
-        """How often each duration was measured, by metric and attributes."""
+    def counts(self) -> dict[tuple[object, ...], int]:
+        """How often each duration was measured: of a `run` or a `wait`, with the values of the attributes."""
         data = self._reader.get_metrics_data()
         return {
-            (metric.name, tuple(sorted(point.attributes.items()))): point.count  # type: ignore[union-attr]
+            (metric.name.split(".")[1], *(value for _, value in sorted(point.attributes.items()))): point.count  # type: ignore[union-attr]
             for resource in (data.resource_metrics if data is not None else [])
             for scope in resource.scope_metrics
             for metric in scope.metrics
@@ -76,33 +76,21 @@ class Waits(ah.SessionRunHook):
         await self.event.wait()
 
 
-async def test_a_run_is_a_span(telemetry: Telemetry) -> None:
-    """Each run is a span with session, step and attempt, inside the caller's span; hooks that do not wait have none."""
-    store = ah.MemoryStepStore()
-    await store.advance(4)
-    async with ah.AsyncMonitoredSession(
-        double, [telemetry.hook, ah.HistoryHook({"loss": "loss"})], global_step=store, name="t"
-    ) as session:
-        with telemetry.tracer.start_as_current_span("epoch") as outside:
-            await session.run("loss")
-            assert trace.get_current_span() is outside
-            await session.run("loss")
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_run_is_a_span(telemetry: Telemetry, tmp_path: Path, shared: bool) -> None:
+    """With session, step, attempt and the name of a run that processes share; inside the caller's; hooks have none."""
+    hooks = [telemetry.hook, ah.HistoryHook({"loss": "loss"})]
+    async with ah.open_step_store(f"local://{tmp_path}" if shared else "memory://", run="digits") as store:
+        await store.advance(4)
+        async with ah.AsyncMonitoredSession(double, hooks, global_step=store, name="t") as session:
+            with telemetry.tracer.start_as_current_span("epoch") as outside:
+                await session.run("loss")
+                assert trace.get_current_span() is outside
+                await session.run("loss")
     assert telemetry.tree() == [("run", "epoch"), ("run", "epoch"), ("epoch", None)]
-    attributes = [dict(span.attributes or {}) for span in telemetry.spans]
-    assert attributes[1] == {"aiohooks.session": "t", "aiohooks.step": 6, "aiohooks.attempt": 1}
-    assert telemetry.counts() == {("aiohooks.run.duration", (("aiohooks.session", "t"),)): 2}
-
-
-async def test_runs_of_several_processes_have_the_name_of_the_run(telemetry: Telemetry, tmp_path: Path) -> None:
-    """By it and the step they are found together: spans and metrics have it where processes share the step store."""
-    async with (
-        ah.open_step_store(f"local://{tmp_path}", run="digits") as store,
-        ah.AsyncMonitoredSession(double, [telemetry.hook], global_step=store, name="t") as session,
-    ):
-        await session.run("loss")
-    (span,) = telemetry.spans
-    assert span.attributes == {"aiohooks.session": "t", "aiohooks.run": "digits", "aiohooks.step": 1, "aiohooks.attempt": 1}
-    assert telemetry.counts() == {("aiohooks.run.duration", (("aiohooks.run", "digits"), ("aiohooks.session", "t"))): 1}
+    names = {"aiohooks.session": "t", **({"aiohooks.run": "digits"} if shared else {})}
+    assert telemetry.spans[1].attributes == {**names, "aiohooks.step": 6, "aiohooks.attempt": 1}
+    assert telemetry.counts() == {("run", *(["digits"] if shared else []), "t"): 2}
 
 
 async def test_runs_have_links_to_the_other_publishers(tmp_path: Path) -> None:
@@ -139,13 +127,16 @@ def _id(span: trace.SpanContext | None) -> str:
 
 
 async def test_spans_that_are_not_collected_are_not_announced() -> None:
-    """Without an SDK, and for a run that is not sampled, there is nothing to link to."""
-    for provider in (trace.NoOpTracerProvider(), TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)):
-        store = ah.MemoryStepStore()
+    """Without an SDK, and for a run that is not sampled, there is nothing to link to, and a run is as without the hook."""
+    for provider in (None, trace.NoOpTracerProvider(), TracerProvider(ALWAYS_OFF, shutdown_on_exit=False)):
+        store, waits = ah.MemoryStepStore(), Waits()
         hook = OpenTelemetryHook(tracer_provider=provider)
-        async with ah.AsyncMonitoredSession(double, [hook], global_step=store) as session:
-            await session.run("loss")
+        async with ah.AsyncMonitoredSession(double, [hook, waits], global_step=store) as session:
+            run = await parked(session.run("loss"))
             assert publishers_of(store).traces(without=None) == {}
+            run.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await run
 
 
 async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:
@@ -194,11 +185,8 @@ async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
     assert telemetry.tree() == [("Waits#2.before_run", "run"), ("Waits#1.before_run", "run"), ("run", None)]
     begun = {span.name: span.start_time or 0 for span in telemetry.spans}
     assert begun["run"] <= begun["Waits#1.before_run"] <= begun["Waits#2.before_run"]
-    assert telemetry.counts() == {
-        ("aiohooks.run.duration", (("aiohooks.session", "t"),)): 1,
-        ("aiohooks.wait.duration", (("aiohooks.session", "t"), ("aiohooks.wait", "Waits#1.before_run"))): 1,
-        ("aiohooks.wait.duration", (("aiohooks.session", "t"), ("aiohooks.wait", "Waits#2.before_run"))): 1,
-    }
+    waits = {("wait", "t", f"Waits#{number}.before_run"): 1 for number in (1, 2)}
+    assert telemetry.counts() == {("run", "t"): 1, **waits}
 
 
 async def test_operations_that_waited(telemetry: Telemetry) -> None:
@@ -242,10 +230,7 @@ async def test_a_failed_attempt(telemetry: Telemetry) -> None:
     assert [event.name for event in failed.events] == ["exception"]
     assert [(span.attributes or {})["aiohooks.attempt"] for span in telemetry.spans] == [1, 2, 1]
     assert {span.status.status_code for span in (repeated, stopped)} == {trace.StatusCode.UNSET}
-    assert telemetry.counts() == {
-        ("aiohooks.run.duration", (("aiohooks.session", "t"), ("error.type", "AbortedError"))): 1,
-        ("aiohooks.run.duration", (("aiohooks.session", "t"),)): 2,
-    }
+    assert telemetry.counts() == {("run", "t", "AbortedError"): 1, ("run", "t"): 2}
 
 
 async def test_a_cancelled_run_ends_all_its_spans(telemetry: Telemetry) -> None:
@@ -291,12 +276,3 @@ async def test_a_hook_that_is_left_running(telemetry: Telemetry) -> None:
         await ticks()
     assert ("Stubborn.before_run", "run") in spans
     assert telemetry.tree() == spans
-
-
-async def test_without_an_sdk() -> None:
-    """With the API alone a run is as without the hook."""
-    async with ah.AsyncMonitoredSession(double, [OpenTelemetryHook(), Waits()]) as session:
-        run = await parked(session.run("loss"))
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
