@@ -106,15 +106,13 @@ def store_of(session: AsyncMonitoredSession) -> StepStore | None:
 
 async def _opened_store(reporter: SessionReporter) -> StepStore | None:
     """Wait until the session is open and return its step store, or None if it does not open, or is to stop."""
-    session, runner = reporter.session, reporter.runner
-    store = store_of(session)
-    if runner is not None and runner.started and (store is None or session.status().state == "opening"):
+    runner = reporter.runner
+    if runner is not None and runner.started and not runner.opened.is_set():
         try:
             await runner.wait_opened()
         except Exception:  # a stop or a failure, which the caller reports
             return None
-        store = store_of(session)
-    return store
+    return store_of(reporter.session)
 
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

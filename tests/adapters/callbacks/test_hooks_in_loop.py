@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import keras
 import pytest
@@ -33,11 +34,31 @@ from tests.adapters.callbacks.loops import (
 from tests.support.waiting import HANG_SECS
 
 RUN = ["before_run", "after_run"]
+BEGUN = ["begin", "after_create_session"]
+ERROR = LookupError("what fails")
 
 
-def phases(hook: RecordingHook) -> list[str]:
-    """Return what was called."""
-    return [phase for _, phase in hook.record]
+class Trained:
+    """A training of so many steps, with hooks in it: which steps it made, and what a hook and another one saw of them."""
+
+    def __init__(self, **recording: Any) -> None:
+        self.made: list[int] = []
+        self.hook = RecordingHook(**recording)
+        self.steps = StepsHook()
+
+    @property
+    def phases(self) -> list[str]:
+        return [phase for _, phase in self.hook.record]
+
+    def by(self, loop: Loop, steps: int, *hooks: Any, step: Callable[[int], object] = lambda number: None) -> Self:
+        """Train, with these hooks between the two."""
+
+        def make(number: int) -> None:
+            step(number)
+            self.made.append(number)
+
+        loop([self.hook, *hooks, self.steps], steps, make)
+        return self
 
 
 @pytest.fixture
@@ -49,89 +70,66 @@ def _interrupts() -> Iterator[None]:
 
 
 def test_each_step_is_a_run(loop: Loop) -> None:
-    """The whole life cycle is called in its order, also by hooks that wait, and a hook fetches the loss of each step."""
-    hook, steps = RecordingHook(fetches="loss", suspend=True), StepsHook()
-    loop([hook, steps], 3)
-    assert phases(hook) == ["begin", "after_create_session", *RUN * 3, "end", "close"]
-    assert [float(loss) for loss in hook.results] == pytest.approx([1, 1 / 2, 1 / 3])
-    assert hook.closed_with == [None]
-    assert steps.steps == [0, 1, 2, 3]
+    """The whole life cycle is called in its order, around each step, also by hooks that wait, which fetch the loss."""
+    trained, seen = Trained(fetches="loss", suspend=True), list[str]()
+    trained.by(loop, 3, step=lambda number: seen.append(trained.phases[-1]))
+    assert seen == ["before_run"] * 3
+    assert trained.phases == [*BEGUN, *RUN * 3, "end", "close"]
+    assert [float(loss) for loss in trained.hook.results] == pytest.approx([1, 1 / 2, 1 / 3])
+    assert (trained.hook.closed_with, trained.steps.steps) == ([None], [0, 1, 2, 3])
 
 
-def test_before_run_is_done_when_the_step_begins(loop: Loop) -> None:
-    """The framework waits for the hooks before its step and after it."""
-    hook, seen = RecordingHook(suspend=True), list[str]()
-    loop([hook], 2, lambda number: seen.append(phases(hook)[-1]))
-    assert seen == ["before_run", "before_run"]
+def request_stop(run_context: ah.SessionRunContext, *_: object) -> None:
+    run_context.request_stop()
 
 
-def test_a_stop_of_the_session_stops_the_framework(loop: Loop) -> None:
-    """It makes no step after the one in which a hook requests the stop, and the session ends cleanly."""
-    made, hook = list[int](), RecordingHook()
-    loop([hook, ah.StopAtStepHook(last_step=2)], 5, made.append)
-    assert made == [1, 2]
-    assert phases(hook)[-4:] == [*RUN, "end", "close"]
-
-
-def test_a_stop_before_the_step_lets_it_be_made(loop: Loop) -> None:
-    """As in any session, the run in whose `before_run` a stop is requested is the last one."""
-
-    @ah.hook("before_run")
-    async def stop(run_context: ah.SessionRunContext) -> None:
-        run_context.request_stop()
-
-    made, steps = list[int](), StepsHook()
-    loop([stop, steps], 5, made.append)
-    assert (made, steps.steps) == ([1], [0, 1])
-
-
-def test_a_clean_end_out_of_a_run_ends_the_session(loop: Loop) -> None:
-    """A hook that raises `StopRequestedError` stops the framework; no run follows, and `end` is called."""
-
-    @ah.hook("after_run")
-    async def stop(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        raise ah.StopRequestedError("enough")
-
-    made, hook = list[int](), RecordingHook()
-    loop([stop, hook], 5, made.append)
-    assert made == [1]
-    assert phases(hook)[-2:] == ["end", "close"]
+def end_cleanly(*_: object) -> None:
+    raise ah.StopRequestedError("enough")
 
 
 @pytest.mark.parametrize(
-    ("method", "steps"),
-    [("begin", 0), ("after_create_session", 0), ("before_run", 0), ("after_run", 1), ("end", 2), ("close", 2)],
+    ("stops", "made"),
+    [
+        (ah.StopAtStepHook(last_step=2), 2),
+        (ah.LambdaHook(before_run=request_stop), 1),  # as in any session, this run is the last one
+        (ah.LambdaHook(after_run=end_cleanly), 1),
+    ],
+    ids=["at a step", "before the step", "by a clean end"],
 )
-def test_an_error_of_a_hook_is_raised_by_the_framework(loop: Loop, method: Any, steps: int) -> None:
-    """It is the same object, raised before any further step is made, and the others are closed with it."""
-    error = LookupError("a hook")
+def test_a_stop_of_the_session_stops_the_framework(loop: Loop, stops: Any, made: int) -> None:
+    """It makes no step after the one in which a hook requests the stop, and the session ends cleanly."""
+    trained = Trained().by(loop, 5, stops)
+    assert trained.made == [*range(1, made + 1)]
+    assert trained.phases == [*BEGUN, *RUN * made, "end", "close"]
 
-    async def fail(*_: object) -> None:
-        raise error
 
-    hook, made = RecordingHook(), list[int]()
+def test_a_stop_between_two_steps_begins_no_run(loop: Loop) -> None:
+    """When a stop is requested while no run is in progress, the hooks see no further step; the framework may make one more."""
+    stopping = ah.LambdaHook(after_create_session=lambda session, coord: coord.request_stop("from the first moment"))
+    trained = Trained().by(loop, 5, stopping)
+    assert trained.phases == [*BEGUN, "end", "close"]
+    assert trained.made in ([], [1])
+
+
+def fail(*_: object) -> None:
+    raise ERROR
+
+
+@pytest.mark.parametrize(
+    ("where", "made"),
+    [("begin", 0), ("after_create_session", 0), ("before_run", 0), ("after_run", 1), ("end", 2), ("close", 2), ("step", 1)],
+)
+def test_an_error_is_raised_by_the_framework(loop: Loop, where: str, made: int) -> None:
+    """Of a hook or the step it is the same object, raised before any further step; the others are closed with it."""
+    trained, hooks = Trained(), [] if where == "step" else [ah.LambdaHook(**{where: fail})]
     with pytest.raises(LookupError) as raised:
-        loop([hook, ah.hook(method)(fail)], 2, made.append)
-    assert raised.value is error
-    assert len(made) == steps
-    assert hook.closed_with == [None if method == "close" else error]
-
-
-def test_an_error_of_the_step_closes_the_session(loop: Loop) -> None:
-    """It passes unchanged; the step is not counted, `end` is not called, and `close` gets the error."""
-    error = LookupError("the step")
-
-    def fail(number: int) -> None:
-        if number == 2:
-            raise error
-
-    hook, steps = RecordingHook(), StepsHook()
-    with pytest.raises(LookupError) as raised:
-        loop([hook, steps], 5, fail)
-    assert raised.value is error
-    assert phases(hook) == ["begin", "after_create_session", *RUN, "before_run", "close"]
-    assert hook.closed_with == [error]
-    assert steps.steps == [0, 1]
+        trained.by(loop, 2, *hooks, step=lambda number: number == 2 and where == "step" and fail())
+    assert raised.value is ERROR
+    assert len(trained.made) == made
+    assert trained.hook.closed_with == [None if where == "close" else ERROR]
+    if where == "step":  # it is not counted
+        assert trained.phases == [*BEGUN, *RUN, "before_run", "close"]
+        assert trained.steps.steps == [0, 1]
 
 
 @pytest.mark.usefixtures("_interrupts")
@@ -141,11 +139,11 @@ def test_an_interrupt_closes_the_session(loop: Loop) -> None:
     def interrupt(number: int) -> None:
         raise KeyboardInterrupt
 
-    hook = RecordingHook()
+    trained = Trained()
     with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
-        loop([hook], 2, interrupt)
-    assert hook.closed_with == [raised.value]
-    assert "end" not in phases(hook)
+        trained.by(loop, 2, step=interrupt)
+    assert trained.hook.closed_with == [raised.value]
+    assert "end" not in trained.phases
 
 
 @pytest.mark.usefixtures("_interrupts")
@@ -161,83 +159,48 @@ def test_an_interrupt_ends_the_wait_for_a_hook(loop: Loop) -> None:
         finally:
             ended.append("cancelled")
 
-    hook, made = RecordingHook(), list[int]()
+    trained = Trained()
     with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
-        loop([hook, hang], 2, made.append)
-    assert (ended, made, hook.closed_with) == (["cancelled"], [], [raised.value])
+        trained.by(loop, 2, hang)
+    assert (ended, trained.made, trained.hook.closed_with) == (["cancelled"], [], [raised.value])
 
 
 def test_a_hook_may_make_raw_runs(loop: Loop) -> None:
     """They get the values of the framework's step, which is made once."""
-    made, seen = list[int](), list[Any]()
+    seen = list[Any]()
 
     @ah.hook("after_run")
     async def run_again(run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
         seen.append(float(await run_context.session.run("loss")))
 
-    loop([run_again], 2, made.append)
-    assert made == [1, 2]
+    assert Trained().by(loop, 2, run_again).made == [1, 2]
     assert seen == pytest.approx([1, 1 / 2])
 
 
-def test_tasks_of_hooks_continue_while_the_framework_computes(loop: Loop) -> None:
-    """A task of the session runs in the middle of a step; it is over when the block is left."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_tasks_of_hooks_continue_while_the_framework_computes(loop: Loop, fails: bool) -> None:
+    """A task runs in the middle of a step, and is over when the block is left; if it fails, that is raised after the step."""
     computing, noticed, ended = threading.Event(), threading.Event(), list[str]()
 
-    class Background(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            coord.start_soon(self.notice, coord)
-
-        async def notice(self, coord: ah.Coordinator) -> None:
-            await ah.in_thread(computing.wait)()
-            noticed.set()
-            await coord.wait_for_stop()
-            ended.append("ended")
+    async def notice(coord: ah.Coordinator) -> None:
+        await ah.in_thread(computing.wait)()
+        noticed.set()
+        if fails:
+            raise ERROR
+        await coord.wait_for_stop()
+        ended.append("ended")
 
     def step(number: int) -> None:
         computing.set()
         assert noticed.wait(HANG_SECS)
 
-    loop([Background()], 2, step)
-    assert ended == ["ended"]
-
-
-def test_a_failure_of_a_task_is_raised_by_the_framework(loop: Loop) -> None:
-    """A task that fails in the middle of a step ends that run: the framework raises its error after the step."""
-    error, failed, made = LookupError("a task"), threading.Event(), list[int]()
-
-    class Failing(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            self.coord = coord
-
-        async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            self.coord.start_soon(self.fail)
-
-        async def fail(self) -> None:
-            failed.set()
-            raise error
-
-    def step(number: int) -> None:
-        assert failed.wait(HANG_SECS)
-        made.append(number)
-
-    with pytest.raises(LookupError) as raised:
-        loop([Failing()], 3, step)
-    assert raised.value is error
-    assert made == [1]
-
-
-def test_a_stop_between_two_steps_begins_no_run(loop: Loop) -> None:
-    """When a stop is requested while no run is in progress, the hooks see no further step; the framework may make one more."""
-    made, hook = list[int](), RecordingHook()
-
-    class Stopping(ah.SessionRunHook):
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            coord.request_stop("from the first moment")
-
-    loop([hook, Stopping()], 5, made.append)
-    assert phases(hook) == ["begin", "after_create_session", "end", "close"]
-    assert made in ([], [1])
+    background = ah.LambdaHook(after_create_session=lambda session, coord: coord.start_soon(notice, coord) and None)
+    trained = Trained()
+    with pytest.raises(LookupError) if fails else contextlib.nullcontext() as raised:
+        trained.by(loop, 3, background, step=step)
+    if raised is not None:
+        assert raised.value is ERROR
+    assert (trained.made, ended) == (([1], []) if fails else ([1, 2, 3], ["ended"]))
 
 
 def keras_continues(hooks: list[Any]) -> None:
@@ -303,10 +266,10 @@ def test_several_trainings_in_one_block_are_one_session(given: Callable[[list[ah
     with hooks:
         engine.run(range(2))
         engine.run(range(1))
-    assert phases(hook) == ["begin", "after_create_session", *RUN * 3, "end", "close"]
+    assert [phase for _, phase in hook.record] == ["begin", "after_create_session", *RUN * 3, "end", "close"]
     with hooks:
         engine.run(range(1))
-    assert phases(hook)[-6:] == ["begin", "after_create_session", *RUN, "end", "close"]
+    assert [phase for _, phase in hook.record][-6:] == ["begin", "after_create_session", *RUN, "end", "close"]
     assert steps.steps == [0, 1, 2, 3, 0, 1]
     engine.run(range(1))  # without the hooks
     assert steps.steps == [0, 1, 2, 3, 0, 1]
