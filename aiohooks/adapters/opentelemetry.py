@@ -154,7 +154,7 @@ class _Wait:
         self._run = run
         self._what = what
         self._span: trace.Span | None = None
-        self._began = 0.0
+        self._began: float
 
     def suspended(self) -> None:
         self._span = self._run.wait_started(self._what)

@@ -149,8 +149,8 @@ class PrometheusHook(SessionRunHook):
 
     def _read_samples(self) -> list[_Sample]:
         status = self._coord.status()
-        if status is None or status.steps is None:
-            return []
+        assert status is not None, "the coordinator is that of a session"
+        assert status.steps is not None, "the session has been created"
         steps, saver, labels = status.steps, self._saver, (self._name,)
         found: list[_Sample] = [
             ("runs", labels, status.runs),

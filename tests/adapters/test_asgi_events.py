@@ -12,7 +12,7 @@ import pytest
 from aiohooks import AsyncMonitoredSession, MemoryStepStore
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
-from tests.support.asgi import Exchange, ask
+from tests.support.asgi import Exchange
 from tests.support.services import SlowToOpen, serving, step
 from tests.support.waiting import ticks, until_true
 
@@ -296,8 +296,8 @@ async def test_a_client_that_does_not_read_is_dropped() -> None:
     """A stream whose client takes longer than 30 seconds to read an event ends, and another may start."""
     async with serving(max_streams=1) as one:
         stalled = await one.begin("/events", reads=False)
-        reply = await ask(one.service, "/events")
-        assert (reply.status, reply.json["error"]) == (503, "too_many")
+        reply = await one.ask("/events")
+        assert (reply.status, reply.json["error"], reply.headers["retry-after"]) == (503, "too_many", "1")
         one.clock.advance(30)
         await stalled.task
         assert not stalled.reply.complete

@@ -193,9 +193,12 @@ async def test_progress_has_the_last_steps() -> None:
 
 
 async def test_progress_is_of_limited_size() -> None:
-    """A long history is thinned to a limited number of points; the last point is always included."""
-    history = HistoryHook({"loss": "loss"})
-    async with serving([history], history=history) as one:
+    """A long history is thinned to a limited number of points; the last point is always included. No time is no fraction."""
+    history, timeline = HistoryHook({"loss": "loss"}), TimelineHook()
+    async with serving([history, timeline], history=history, timeline=timeline) as one:
+        one.feeds.put(1.0)
+        await one.ask("/steps/1")
+        assert {lane["busy"] for lane in (await one.ask("/progress")).json["timeline"]["lanes"]} == {0.0}
         for length in (1, 239, 240, 241, 1000, 9999):
             history.steps = list(range(1, length + 1))
             history.values = {"loss": [float(each) for each in history.steps]}

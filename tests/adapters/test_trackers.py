@@ -427,6 +427,20 @@ async def test_a_process_that_resumes_repeats_no_step(path: Path) -> None:
     assert tracker.steps == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+async def test_a_process_that_resumes_continues_its_period(path: Path, clock: ManualClock) -> None:
+    """What was left of `every` when the checkpoint was saved."""
+    tracker, state = ScriptedTracker(), dict[str, Any]()
+    for start, secs in ((0, 6), (1, 5)):
+        hook = hook_of(tracker, path, every=ah.Every(secs=10))
+        async with ah.AsyncMonitoredSession(
+            counting_graph(), [hook, *([RestoringHook(hook, state)] if state else [])], global_step=ah.MemoryStepStore(start)
+        ) as session:
+            clock.advance(secs)
+            await session.run("train")
+            state = hook.state_dict()
+    assert tracker.steps == [2]
+
+
 async def test_a_process_that_resumes_voids_what_it_sends_now(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Steps that an earlier process could not send, and that are made again, are not sent twice."""
     tracker = ScriptedTracker()
