@@ -185,8 +185,8 @@ async def test_what_waited_is_a_span(telemetry: Telemetry) -> None:
     assert telemetry.tree() == [("Waits#2.before_run", "run"), ("Waits#1.before_run", "run"), ("run", None)]
     begun = {span.name: span.start_time or 0 for span in telemetry.spans}
     assert begun["run"] <= begun["Waits#1.before_run"] <= begun["Waits#2.before_run"]
-    waits = {("wait", "t", f"Waits#{number}.before_run"): 1 for number in (1, 2)}
-    assert telemetry.counts() == {("run", "t"): 1, **waits}
+    waits = [("wait", "t", f"Waits#{number}.before_run") for number in (1, 2)]
+    assert telemetry.counts() == dict.fromkeys([("run", "t"), *waits], 1)
 
 
 async def test_operations_that_waited(telemetry: Telemetry) -> None:

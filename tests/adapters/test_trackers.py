@@ -286,8 +286,8 @@ async def test_what_cuts_the_end_loses_nothing(hanging: ScriptedTracker, path: P
 
     async def run() -> None:
         hooks = [hook, FaultInjectionHook({("before_run", 4): wait})]
-        grace_secs = {"stop_grace_period_secs": 1.0} if short else {}
-        async with ah.AsyncMonitoredSession(counting_graph(), hooks, **grace_secs) as session:
+        grace_secs = 1.0 if short else 10.0
+        async with ah.AsyncMonitoredSession(counting_graph(), hooks, stop_grace_period_secs=grace_secs) as session:
             for _ in range(4):
                 await session.run("train")
 

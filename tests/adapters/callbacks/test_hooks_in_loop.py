@@ -121,7 +121,8 @@ def fail(*_: object) -> None:
 )
 def test_an_error_is_raised_by_the_framework(loop: Loop, where: str, made: int) -> None:
     """Of a hook or the step it is the same object, raised before any further step; the others are closed with it."""
-    trained, hooks = Trained(), [] if where == "step" else [ah.LambdaHook(**{where: fail})]
+    failing: dict[str, Any] = {} if where == "step" else {where: fail}
+    trained, hooks = Trained(), [ah.LambdaHook(**failing)] if failing else []
     with pytest.raises(LookupError) as raised:
         trained.by(loop, 2, *hooks, step=lambda number: number == 2 and where == "step" and fail())
     assert raised.value is ERROR
