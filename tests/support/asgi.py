@@ -50,37 +50,24 @@ class Exchange:
         app: Any,
         path: str,
         *,
-        method: str = "GET",
         headers: Mapping[str, str] | Iterable[tuple[bytes, bytes]] = (),
-        server: tuple[str, int | None] | None = LOCAL,
-        client: tuple[str, int] | None = ("127.0.0.1", 50_000),
-        scheme: str = "http",
         query: str | bytes = b"",
         root_path: str = "",
         reads: bool = True,
-        http_version: str = "1.1",
+        **scope: Any,
     ) -> None:
-        """Send the request. Without a `host` header it has that of the local machine."""
-        given = headers.items() if isinstance(headers, Mapping) else headers
-        raw = [
-            (name if isinstance(name, bytes) else name.encode("latin-1"), value if isinstance(value, bytes) else value.encode())
-            for name, value in given
-        ]
-        if not isinstance(headers, Mapping) or "host" not in headers:
-            raw = [(b"host", b"127.0.0.1:8000"), *raw] if isinstance(headers, Mapping) or not raw else raw
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": http_version,
-            "method": method,
-            "scheme": scheme,
+        """Send the request. Unless the headers are given as they are sent, it has the `host` of the local machine."""
+        if isinstance(headers, Mapping) or not headers:
+            named = {"host": "127.0.0.1:8000", **dict(headers)}
+            headers = [(name.encode("latin-1"), value.encode()) for name, value in named.items()]
+        usual = {"method": "GET", "scheme": "http", "http_version": "1.1", "client": ("127.0.0.1", 50_000), "server": LOCAL}
+        whole: dict[str, Any] = {
+            **{"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, **usual, **scope},
             "path": unquote(root_path + path),
             "raw_path": (root_path + path).encode("latin-1", "replace"),
             "query_string": query if isinstance(query, bytes) else query.encode(),
             "root_path": root_path,
-            "headers": raw,
-            "client": client,
-            "server": server,
+            "headers": list(headers),
         }
         self.reply: Reply = Reply()
         self._body_read = False
@@ -89,7 +76,7 @@ class Exchange:
         if reads:
             self._may_read.set()
         self._received: asyncio.Event = asyncio.Event()
-        self.task: asyncio.Task[None] = asyncio.create_task(app(scope, self._receive, self._send))
+        self.task: asyncio.Task[None] = asyncio.create_task(app(whole, self._receive, self._send))
 
     async def _receive(self) -> MutableMapping[str, Any]:
         if not self._body_read:
