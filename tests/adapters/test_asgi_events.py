@@ -26,7 +26,7 @@ def steps_of(stream: Exchange) -> list[int]:
 
 
 async def test_a_wait_for_a_step() -> None:
-    """A step that is reached is answered at once; a later one when it is committed, also if the session opens meanwhile."""
+    """A step that is reached is answered immediately; a later one when it is committed, also if the session opens meanwhile."""
     hook = SlowToOpen()
     async with serving([hook], opened=False) as one:
         early = await one.begin("/steps/2", query="timeout=60")
