@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -23,7 +21,7 @@ from aiohooks.adapters.prometheus import PrometheusHook
 from aiohooks.errors import AbortedError, InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import ask
-from tests.support.services import FeedQueue, make_service
+from tests.support.services import FeedQueue, make_service, under_uvicorn
 from tests.support.sessions import NO_BACKOFF, double
 from tests.support.waiting import ticks, until_true
 
@@ -228,30 +226,19 @@ async def test_a_scrape_goes_without_the_session_of_a_blocked_loop(registry: Col
         assert values(await to_thread(scraped, registry), "runs_total") == [0]
 
 
-def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # which loop the server is in makes no difference to a scrape
+async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
     """`/metrics` of a service under uvicorn answers a scrape over HTTP, in both text formats, with the session's series."""
-    feeds = FeedQueue()
-    timing = ah.HookTimingHook()
+    feeds, timing = FeedQueue(), ah.HookTimingHook()
     saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2))
     metrics = PrometheusHook(registry=registry, timing=timing, saver=saver)
     service = make_service(feeds, [metrics, *timing.watch([saver])], metrics=metrics, timing=timing)
-
-    async def serve_and_scrape() -> list[httpx.Response]:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            server = uvicorn.Server(uvicorn.Config(service, log_level="warning", access_log=False))
-            serving = asyncio.create_task(server.serve([listener]))
-            await until_true(lambda: server.started)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", trust_env=False) as client:
-                feeds.put(1.0, 2.0, 3.0)
-                assert (await client.get("/steps/3")).status_code == 200
-                await until_true(lambda: saver.saved == 2 and timing.statistics().phases)
-                formats = ("text/plain", "application/openmetrics-text; version=1.0.0")
-                replies = [await client.get("/metrics", headers={"accept": each}) for each in formats]
-            server.should_exit = True
-            await serving
-            return replies
-
-    plain, openmetrics = asyncio.run(serve_and_scrape())
+    async with under_uvicorn(service) as url, httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        feeds.put(1.0, 2.0, 3.0)
+        assert (await client.get("/steps/3")).status_code == 200
+        await until_true(lambda: saver.saved == 2 and timing.statistics().phases)
+        formats = ("text/plain", "application/openmetrics-text; version=1.0.0")
+        plain, openmetrics = [await client.get("/metrics", headers={"accept": each}) for each in formats]
     assert plain.status_code == openmetrics.status_code == 200
     assert plain.headers["content-type"].startswith("text/plain; version=")
     assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")

@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.local import _notify
 from aiohooks.testing import ManualClock
 from tests.support import processes
-from tests.support.commands import ENVIRONMENT, command, start_command
+from tests.support.commands import ENVIRONMENT, command, run_command, start_command
+from tests.support.services import FeedQueue, make_service, under_uvicorn
 from tests.support.sessions import counting_graph
 from tests.support.store_servers import first_stream
 from tests.support.waiting import HANG_SECS, ticks
@@ -160,93 +160,41 @@ async def test_a_directory_without_inotify(tmp_path: Path, monkeypatch: pytest.M
     assert clock.pending == 0
 
 
-SERVICE = """
-import asyncio, socket, sys, threading
-import uvicorn
-from tests.support.services import FeedQueue, make_service
-
-async def main():
-    feeds, listener = FeedQueue(), socket.create_server(("127.0.0.1", 0))
-    service = make_service(feeds, token=sys.argv[1] or None, refresh_secs=0.001)
-    server = uvicorn.Server(uvicorn.Config(service, log_config=None, access_log=False, timeout_graceful_shutdown=5))
-    loop = asyncio.get_running_loop()
-
-    def obey():
-        for line in sys.stdin:
-            if line == "step\\n":
-                loop.call_soon_threadsafe(feeds.put, 0.5)
-            elif line == "end\\n":
-                loop.call_soon_threadsafe(feeds.end)
-            elif line == "fail\\n":
-                loop.call_soon_threadsafe(feeds.fail, ValueError("bad data"))
-        server.should_exit = True
-
-    threading.Thread(target=obey, daemon=True).start()
-    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-    await server.serve(sockets=[listener])
-
-asyncio.run(main())
-"""
+@pytest.fixture
+async def _stream() -> None:
+    await first_stream()
 
 
-class Service:
-    """A service in a process of its own."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-        assert process.stdout is not None
-        self.url = process.stdout.readline().rstrip("\n")
-
-    def obey(self, word: str) -> None:
-        """Let it make a `step`, `end`, or `fail`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-
-
-@contextlib.contextmanager
-def service(token: str = "") -> Iterator[Service]:
-    line = [sys.executable, "-c", SERVICE, token]
-    with processes.start(line, env=ENVIRONMENT, stdin=subprocess.PIPE) as process:
-        try:
-            yield Service(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(HANG_SECS)
-
-
+@pytest.mark.usefixtures("_stream")
 @pytest.mark.parametrize(
     ("last", "how", "code"), [("end", "finished", 0), ("fail", "failed: ValueError: bad data", 1)], ids=["ends", "fails"]
 )
 async def test_a_service(last: str, how: str, code: int) -> None:
     """Its events are followed until its session has ended; a failed one gives exit code 1."""
-    with service() as one, watching(f"{one.url}/") as watch:
-        await watch.line_with("step 0, running")
-        one.obey("step")
-        await watch.line_with("step 1")
-        one.obey(last)
-        assert how in await watch.line_with(how)
-        assert await watch.ended() == code
+    feeds = FeedQueue()
+    async with under_uvicorn(make_service(feeds, refresh_secs=0.001)) as url:
+        with watching(f"{url}/") as watch:
+            await watch.line_with("step 0, running")
+            feeds.put(0.5)
+            await watch.line_with("step 1")
+            feeds.end() if last == "end" else feeds.fail(ValueError("bad data"))
+            assert how in await watch.line_with(how)
+            assert await watch.ended() == code
 
 
+@pytest.mark.usefixtures("_stream")
 async def test_a_service_that_wants_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken from the environment; without it the refusal says so."""
-    token = secrets.token_urlsafe(32)
-    with service(token) as one:
-        done = command("watch", one.url)
+    feeds, token = FeedQueue(), secrets.token_urlsafe(32)
+    async with under_uvicorn(make_service(feeds, token=token)) as url:
+        done = await run_command("watch", url)
         assert done.returncode == 1
         assert "failed: the service wants a token: set AIOHOOKS_SERVICE_TOKEN to it" in done.stdout
         monkeypatch.setitem(ENVIRONMENT, "AIOHOOKS_SERVICE_TOKEN", token)
-        with watching(one.url) as watch:
+        with watching(url) as watch:
             await watch.line_with("step 0, running")
-            one.obey("end")
+            feeds.end()
             assert await watch.ended() == 0
-
-
-@pytest.fixture
-async def _stream() -> None:
-    await first_stream()
 
 
 EVENTS = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"

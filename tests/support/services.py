@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
+
+import uvicorn
 
 from aiohooks import AsyncMonitoredSession, SessionRunHook
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.dispatch import HookRegistration
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange, Reply, ask
-from tests.support.waiting import ticks
+from tests.support.waiting import ticks, until_true
 
 
 class FeedQueue:
@@ -128,3 +131,18 @@ async def serving(
             yield one
             if one.leaving is not None:
                 await one.leaving
+
+
+@contextlib.asynccontextmanager
+async def under_uvicorn(service: SessionService) -> AsyncIterator[str]:
+    """Serve a service over HTTP for the block, and yield its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(service, log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        await until_true(lambda: server.started)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
