@@ -14,6 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.keras import HooksForKeras, KerasCallbacks
+from aiohooks.testing import FaultInjectionHook
 from tests.adapters.callbacks.loops import KerasModel, StepsHook, evaluating, fit_keras, losses, run_steps
 from tests.support.sessions import NO_BACKOFF
 from tests.support.waiting import HANG_SECS
@@ -132,39 +133,22 @@ async def test_logs_have_the_metrics_of_other_hooks() -> None:
     ]
 
 
-async def test_a_recovery_begins_the_epoch_again() -> None:
-    """The training begins once; an epoch that a recovery interrupted has no end, and begins a second time."""
-    attempts = 0
-
-    async def step() -> dict[str, float]:
-        nonlocal attempts
-        attempts += 1
-        if attempts == 2:
-            raise ah.AbortedError("lost")
-        return {}
-
-    recording = Recording()
-    hook = KerasCallbacks([recording], steps_per_epoch=2)
-    async with ah.AsyncMonitoredSession(step, [hook], recovery=NO_BACKOFF) as session:
+@pytest.mark.parametrize("by", ["a recovery", "another worker"])
+async def test_an_epoch_that_is_cut(by: str) -> None:
+    """One that a recovery interrupted begins again; one of which another worker makes the last step ends when the next begins."""
+    recording, store = Recording(), ah.MemoryStepStore()
+    hooks: list[Any] = [KerasCallbacks([recording], steps_per_epoch=2)]
+    if by == "a recovery":
+        hooks.append(ah.configure(FaultInjectionHook({("before_run", 2): ah.AbortedError("lost")}), order=91))
+    async with ah.AsyncMonitoredSession(losses(), hooks, global_step=store, recovery=NO_BACKOFF) as session:
         await session.run(())
+        if by == "another worker":
+            await store.advance(2)
         await session.run(())
-    assert [one[:2] for one in recording.record[1:-1]] == [
-        *[("epoch_begin", 0), ("train_batch_begin", 0), ("train_batch_end", 0), ("train_batch_begin", 1)],
-        *[("epoch_begin", 0), ("train_batch_begin", 1), ("train_batch_end", 1), ("epoch_end", 0)],
-    ]
-
-
-async def test_a_step_of_another_worker_may_end_an_epoch() -> None:
-    """Where workers share the steps, an epoch ends at the latest when the next one begins."""
-    recording, steps = Recording(), ah.MemoryStepStore()
-    async with ah.AsyncMonitoredSession(losses(), [KerasCallbacks([recording], steps_per_epoch=2)], global_step=steps) as session:
-        await session.run(())
-        await steps.advance(2)
-        await session.run(())
-    assert [one[:2] for one in recording.record[1:-1]] == [
-        *[("epoch_begin", 0), ("train_batch_begin", 0), ("train_batch_end", 0), ("epoch_end", 0)],
-        *[("epoch_begin", 1), ("train_batch_begin", 1), ("train_batch_end", 1), ("epoch_end", 1)],
-    ]
+    first = [("epoch_begin", 0), ("train_batch_begin", 0), ("train_batch_end", 0)]
+    cut = [("train_batch_begin", 1), ("epoch_begin", 0)] if by == "a recovery" else [("epoch_end", 0), ("epoch_begin", 1)]
+    last = [("train_batch_begin", 1), ("train_batch_end", 1), ("epoch_end", cut[-1][1])]
+    assert [one[:2] for one in recording.record[1:-1]] == [*first, *cut, *last]
 
 
 async def test_a_hook_serves_one_session_after_the_other() -> None:

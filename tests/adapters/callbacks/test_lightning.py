@@ -220,34 +220,19 @@ async def test_callbacks_of_lightning_do_what_they_do_in_fit(tmp_path: Path) -> 
     assert saved["state_dict"] == module.state_dict()
 
 
-async def test_a_failure_is_passed_on() -> None:
-    """`on_exception` gets the error, and `teardown` is not called, as in Lightning."""
+@pytest.mark.parametrize("has_begun", [True, False])
+async def test_a_failure_is_passed_on(has_begun: bool) -> None:
+    """`on_exception` gets the error, and `teardown` is not called, as in Lightning; before the training nothing is."""
     recording, error = Recording(), LookupError("a step")
 
-    async def step() -> None:
+    async def fail() -> None:
         raise error
 
-    hook = LightningCallbacks(lightning_trainer([recording]), LightningModule())
+    failing = [] if has_begun else [ah.LambdaHook(begin=fail)]
     with pytest.raises(LookupError):
-        async with ah.AsyncMonitoredSession(step, [hook]) as session:
-            await session.run(())
-    assert [one[0] for one in recording.record[-2:]] == ["on_train_batch_start", "on_exception"]
-    assert recording.record[-1][-1] is error
-
-
-async def test_a_failure_before_the_training_is_not_passed_on() -> None:
-    """Callbacks that have not begun are not called."""
-
-    @ah.hook("begin")
-    async def fail() -> None:
-        raise LookupError
-
-    recording = Recording()
-    hook = LightningCallbacks(lightning_trainer([recording]), LightningModule())
-    with pytest.raises(LookupError):
-        async with ah.AsyncMonitoredSession(losses(), [hook, fail]):
-            pass
-    assert recording.record == []
+        await run_steps(fail, LightningCallbacks(lightning_trainer([recording]), LightningModule()), *failing)
+    assert [one[0] for one in recording.record[-2:]] == (["on_train_batch_start", "on_exception"] if has_begun else [])
+    assert [one[-1] for one in recording.record[-1:]] == [error] * has_begun
 
 
 async def test_a_step_begins_at_the_step_of_the_session() -> None:
