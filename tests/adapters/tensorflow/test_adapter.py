@@ -46,37 +46,31 @@ class Recording(tf.train.SessionRunHook):  # type: ignore[misc]
         self.runs = 0
         self.graph: Any = None
 
-    def note(self, phase: str, *details: Any) -> None:
+    def note(self, phase: str, args: tuple[Any, ...], *details: Any) -> Any:
         self.record.append((self.name, phase, *details))
-
-    def call(self, phase: str, *args: Any) -> Any:
         return self.calls[phase](*args) if phase in self.calls else None
 
     def begin(self) -> None:
         self.graph = tf.get_default_graph()
-        self.note("begin", self.graph.finalized)
-        self.call("begin")
+        self.note("begin", (), self.graph.finalized)
 
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        self.note("after_create_session", type(session), isinstance(coord, tf.train.Coordinator), self.is_current(session))
-        self.call("after_create_session", session, coord)
+    def after_create_session(self, *args: Any) -> None:
+        session, coord = args
+        self.note("after_create_session", args, type(session), isinstance(coord, tf.train.Coordinator), self.is_current(session))
 
-    def before_run(self, run_context: Any) -> Any:
+    def before_run(self, context: Any) -> Any:
         self.runs += 1
-        fetches, feed_dict, options = run_context.original_args
-        self.note("before_run", fetches, feed_dict, options, run_context.stop_requested, self.is_current(run_context.session))
-        return self.call("before_run", run_context)
+        is_current = self.is_current(context.session)
+        return self.note("before_run", (context,), *context.original_args, context.stop_requested, is_current)
 
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        traced = bool(run_values.run_metadata.step_stats.dev_stats)
-        options = run_values.options
+    def after_run(self, context: Any, values: Any) -> None:
+        options = values.options
         merged = options.trace_level, options.timeout_in_ms, options.report_tensor_allocations_upon_oom
-        self.note("after_run", run_values.results, merged, traced, run_context.stop_requested)
-        self.call("after_run", run_context, run_values)
+        traced = bool(values.run_metadata.step_stats.dev_stats)
+        self.note("after_run", (context, values), values.results, merged, traced, context.stop_requested)
 
     def end(self, session: Any) -> None:
-        self.note("end", self.is_current(session), float(session.run("w:0")))
-        self.call("end", session)
+        self.note("end", (session,), self.is_current(session), float(session.run("w:0")))
 
     def is_current(self, session: Any) -> bool:
         return bool(tf.get_default_graph() is self.graph is session.graph and self.graph.finalized)
@@ -140,11 +134,13 @@ async def test_hooks_see_what_they_see_in_tensorflow() -> None:
 
 async def test_options_and_metadata_of_the_caller() -> None:
     """The caller's options are merged with those of the hooks, which get the metadata object that the caller gives."""
-    hook = Recording(before_run=lambda _: tf.train.SessionRunArgs(None, options=tf.RunOptions(timeout_in_ms=90_000)))
+    seen: list[Any] = []
+    hook = Recording(
+        before_run=lambda _: tf.train.SessionRunArgs(None, options=tf.RunOptions(timeout_in_ms=90_000)),
+        after_run=lambda _, values: seen.append(values.run_metadata),
+    )
     metadata = tf.RunMetadata()
     options = tf.RunOptions(trace_level=tf.RunOptions.FULL_TRACE, timeout_in_ms=1_000)
-    seen: list[Any] = []
-    hook.calls["after_run"] = lambda _, values: seen.append(values.run_metadata)
     async with session_of(hook) as session:
         await session.run("train", options={"run_options": [options], "run_metadata": [metadata]})
     assert seen[0] is metadata
@@ -154,25 +150,21 @@ async def test_options_and_metadata_of_the_caller() -> None:
     assert options.timeout_in_ms == 1_000
 
 
-async def test_the_end_of_the_input_is_a_clean_end() -> None:
+@pytest.mark.parametrize("by_hook", [False, True])
+async def test_the_end_of_the_input_is_a_clean_end(by_hook: bool) -> None:
     """TensorFlow's OutOfRangeError, out of a run or a hook, ends the session cleanly."""
     batch = tf.data.make_one_shot_iterator(tf.data.Dataset.range(3)).get_next()
-    hook = Recording()
     seen: list[int] = []
-    async with session_of(hook) as session:
-        while True:
-            seen.append((await session.run({"batch": batch, "train": "train"}))["batch"])
-    assert seen == [0, 1, 2]
-    assert hook.phases()[-1] == "end"
 
-    def read(run_context: Any, _: Any) -> None:
-        while True:
-            run_context.session.run(batch)
+    def read(context: Any, _: Any) -> None:
+        while by_hook:
+            seen.append(context.session.run(batch))
 
     hook = Recording(after_run=read)
     async with session_of(hook) as session:
-        await session.run("train")
-        raise RuntimeError("not reached")
+        while True:
+            seen.append((await session.run({"batch": batch, "train": "train"}))["batch"])
+    assert seen == ([1, 2] if by_hook else [0, 1, 2])
     assert hook.phases()[-1] == "end"
 
 
