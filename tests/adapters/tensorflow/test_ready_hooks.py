@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import inspect
 import json
@@ -60,21 +61,16 @@ async def test_logging_tensor_hook(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Listener(tf.train.CheckpointSaverListener):  # type: ignore[misc]
+    """Notes its calls, each with the step, and stops after a save."""
+
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        for call in ("begin", "before_save", "after_save", "end"):
+            setattr(self, call, functools.partial(self.note, call))
 
-    def begin(self) -> None:
-        self.calls.append("begin")
-
-    def before_save(self, session: Any, global_step_value: int) -> None:
-        self.calls.append(("before", global_step_value))
-
-    def after_save(self, session: Any, global_step_value: int) -> bool:
-        self.calls.append(("after", global_step_value))
-        return global_step_value >= 4
-
-    def end(self, session: Any, global_step_value: int) -> None:
-        self.calls.append(("end", global_step_value))
+    def note(self, call: str, *args: Any) -> bool:
+        self.calls.append((call, *args[1:]))
+        return call == "after_save" and args[1] >= 4
 
 
 @pytest.mark.may_leak  # TensorFlow keeps the file of its events open
@@ -86,9 +82,8 @@ async def test_checkpoint_saver_hook(tmp_path: Path) -> None:
         creator=tf.train.ChiefSessionCreator(checkpoint_dir=str(tmp_path)),
     )
     assert session.stop_reason == "CheckpointSaverHook has requested it"
-    assert listener.calls == [
-        *("begin", ("before", 0), ("after", 0), ("before", 2), ("after", 2), ("before", 4), ("after", 4), ("end", 4))
-    ]
+    saves = [(call, step) for step in (0, 2, 4) for call in ("before_save", "after_save")]
+    assert listener.calls == [("begin",), *saves, ("end", 4)]
     creator = TensorFlowSessionCreator(tf.train.ChiefSessionCreator(checkpoint_dir=str(tmp_path)))
     async with ah.AsyncMonitoredSession(creator, []) as session:
         assert session.global_step.latest.step == 4
@@ -123,10 +118,16 @@ async def test_step_counter_hook(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 
 class Writer:
-    """Takes summaries and writes none."""
+    """Keeps summaries, and takes whatever else is written."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[Any, int]] = []
 
     def add_summary(self, summary: Any, step: int) -> None:
-        pass
+        self.written.append((summary, step))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
 
 
 async def test_final_ops_hook() -> None:
@@ -152,24 +153,13 @@ async def raw_session(step_context: Any) -> Any:
     return step_context.session
 
 
-async def test_summary_saver_hook(tmp_path: Path) -> None:
+async def test_summary_saver_hook() -> None:
     """It fetches the summaries of its steps and writes them."""
-    written: list[tuple[float, int]] = []
-
-    class Keeping(Writer):
-        def add_summary(self, summary: Any, step: int) -> None:
-            if isinstance(summary, bytes):
-                written.append((tf.Summary.FromString(summary).value[0].simple_value, step))
-
-        def add_session_log(self, log: Any, step: int) -> None:
-            pass
-
-        def flush(self) -> None:
-            pass
-
+    writer = Writer()
     summary = tf.summary.scalar("loss", tf.get_default_graph().get_tensor_by_name("loss:0"))
-    await train(tf.train.SummarySaverHook(save_steps=2, summary_writer=Keeping(), summary_op=summary), runs=4)
-    assert written == [(2.0, 1), (2.0, 3)]
+    await train(tf.train.SummarySaverHook(save_steps=2, summary_writer=writer, summary_op=summary), runs=4)
+    summaries = [(tf.Summary.FromString(text), step) for text, step in writer.written if isinstance(text, bytes)]
+    assert [(one.value[0].simple_value, step) for one, step in summaries] == [(2.0, 1), (2.0, 3)]
 
 
 async def test_feed_fn_hook() -> None:
@@ -269,16 +259,8 @@ async def test_grpc_debug_hooks(name: str) -> None:
 
     class Stream(server.EventListenerBaseStreamHandler):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
-            pass
-
-        def on_core_metadata_event(self, event: Any) -> None:
-            received.add("metadata")
-
-        def on_graph_def(self, *args: Any) -> None:
-            received.add("graph")
-
-        def on_value_event(self, event: Any) -> None:
-            received.add("value")
+            for event in ("core_metadata_event", "graph_def", "value_event"):
+                setattr(self, f"on_{event}", lambda *_, event=event: received.add(event))
 
     class Servicer(server.EventListenerBaseServicer):  # type: ignore[misc, name-defined]
         def SendTracebacks(self, request: Any, context: Any) -> Any:
@@ -300,7 +282,7 @@ async def test_grpc_debug_hooks(name: str) -> None:
     finally:
         servicer.stop_server().wait()
         thread.join()
-    assert received == {"metadata", "graph", "value" if name == "GrpcDebugHook" else "traceback"}
+    assert received == {"core_metadata_event", "graph_def", "value_event" if name == "GrpcDebugHook" else "traceback"}
 
 
 async def test_each_hook_that_tensorflow_has_is_run() -> None:
