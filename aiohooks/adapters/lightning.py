@@ -22,14 +22,15 @@ from aiohooks.errors import missing_extra
 from aiohooks.hooks._observing import Values
 
 try:
-    import lightning.pytorch
+    import lightning.fabric.utilities.apply_func as _apply_func
+    import lightning.pytorch as _pytorch
 except ImportError as _missing:
     raise missing_extra("aiohooks.adapters.lightning", "lightning") from _missing
 
 __all__ = ["HooksForLightning", "LightningCallbacks"]
 
-_pl: Any = lightning.pytorch
-_convert_to_tensors: Any = lightning.fabric.utilities.apply_func.convert_to_tensors
+_pl: Any = _pytorch
+_convert_to_tensors: Any = _apply_func.convert_to_tensors
 _FITTING: Any = _pl.trainer.states.TrainerFn.FITTING
 _NEVER_CALLED = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 

@@ -14,7 +14,7 @@ from aiohooks.adapters.asgi import SessionService
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Exchange
 from tests.support.services import SlowToOpen, serving, step
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import fail, ticks, until_true
 
 
 def steps_of(stream: Exchange) -> list[int]:
@@ -229,8 +229,9 @@ async def test_events_of_a_session_that_opens_late() -> None:
         await stream.task
 
 
-async def test_events_of_a_session_that_is_entered_elsewhere(clock: ManualClock) -> None:
-    """A session that the service does not run is followed from before it is entered until it is closed."""
+@pytest.mark.parametrize("error", [None, LookupError("elsewhere")])
+async def test_events_of_a_session_that_is_entered_elsewhere(error: Exception | None, clock: ManualClock) -> None:
+    """A session that the service does not run is followed from before it is entered until it is closed, or has failed."""
     session = AsyncMonitoredSession(step)
     stream = Exchange(SessionService(session), "/events")
 
@@ -240,14 +241,17 @@ async def test_events_of_a_session_that_is_entered_elsewhere(clock: ManualClock)
             clock.advance(0.5)
 
     await pass_time()
-    async with session:
-        await pass_time()
-        await session.run("loss", {"value": 1.0})
-        await pass_time()
+    with pytest.raises(LookupError) if error else contextlib.nullcontext():
+        async with session:
+            await pass_time()
+            await session.run("loss", {"value": 1.0})
+            if error is not None:
+                session.start_soon(fail, error)
+            await pass_time()
     while not stream.task.done():
         await pass_time()
     states = [report["state"] for _, report in stream.reply.events]
-    assert (states[0], states[-1], "running" in states) == ("starting", "finished", True)
+    assert (states[0], states[-1], "running" in states) == ("starting", "failed" if error else "finished", True)
     assert steps_of(stream)[-1] == 1
 
 
