@@ -47,6 +47,7 @@ class TrainerCallbacks(CallbacksHook):
     Trainer.
     """
 
+    # As many arguments as a Trainer has for what it hands to its callbacks.
     def __init__(
         self,
         callbacks: Iterable[Any],

@@ -65,6 +65,7 @@ async def test_health_names_the_current_wait() -> None:
         assert "Follower.before_run" in doing
         assert "step 7" in doing
         assert ".py" not in doing
+        assert one.service.health().doing == (doing,)
         await other.advance(7)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -88,8 +87,8 @@ class SessionReporter:
         failure = status.failure if error is None else safe_error(error)
         # Without the source line at which an activity waits, which clients need not know.
         doing = [str(replace(one, where=None)) for one in [*status.doing, *status.background][:_MAX_ROWS]]
-        texts = (doing, status.stop_reason, failure, status.pause_reason, status.drain_reason)
-        return ServiceHealth(self._state(status, failure), status.global_step, *_safe(texts))
+        doing, *reasons = _safe((doing, status.stop_reason, failure, status.pause_reason, status.drain_reason))
+        return ServiceHealth(self._state(status, failure), status.global_step, tuple(doing), *reasons)
 
     def _state(self, status: SessionStatus, failure: str | None) -> State:
         if self.runner is not None and self.runner.failure is not None:
@@ -144,15 +143,15 @@ class SessionReporter:
 
 def _safe(value: Any) -> Any:
     """Return data of which each text, key or value, is safe to show; a number that JSON does not have is None."""
-    if isinstance(value, str):
-        return safe_text(value)
+    if value is None or isinstance(value, int):  # first, as most of what is reported are numbers
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {safe_text(key): _safe(each) for key, each in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if isinstance(value, list | tuple):
-        return tuple(map(_safe, value))  # pyright: ignore[reportUnknownArgumentType]
-    return value
+        return [_safe(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    return safe_text(value)
 
 
 def _fields(thing: object, *names: str) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class SessionService:
     is given them, and with `controls` also `pause`, `resume` and `drain`.
     """
 
+    # Each of the many arguments is an option that is set by itself: an object of options would only be one more name to import.
     def __init__(
         self,
         session: AsyncMonitoredSession,
