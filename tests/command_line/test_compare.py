@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +76,16 @@ async def test_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     trace = tmp_path / "a/trace.json"
     assert compared(capsys, trace, trace) == (0, ["no difference: the traces are the same"])
     content = json.loads(trace.read_text())
-    for event in content["traceEvents"]:
-        if event["ph"] == "X":
-            event["ts"] *= 2
-            event["dur"] *= 2
-    (tmp_path / "slow.json").write_text(json.dumps(content))
-    code, lines = compared(capsys, trace, tmp_path / "slow.json")
-    assert code == 1
-    assert any(line.startswith("steps: ") and line.endswith(" s in 4 activities, 2 times as long") for line in lines)
+    for name, factor in (("slow", 2), ("instant", 0)):
+        for event in content["traceEvents"]:
+            if event["ph"] == "X":
+                event["ts"] *= factor
+                event["dur"] *= factor
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    for file, ending in ((trace, "[0-9.e-]+ s in 4 activities, 2 times as long"), (tmp_path / "instant.json", "4 activities")):
+        code, lines = compared(capsys, file, tmp_path / "slow.json")
+        assert code == 1
+        assert any(re.fullmatch(rf"steps: [0-9][0-9.e-]* s in 4, and .*{ending}", line) for line in lines), lines
 
 
 async def saved(directory: Path, step: int, **state: Any) -> Path:

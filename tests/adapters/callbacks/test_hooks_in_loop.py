@@ -27,6 +27,8 @@ from tests.adapters.callbacks.loops import (
     TrainerModel,
     fit_keras,
     ignite_engine,
+    ignite_loop,
+    lightning_loop,
     lightning_trainer,
     loader,
     train_trainer,
@@ -108,7 +110,7 @@ def test_a_stop_between_two_steps_begins_no_run(loop: Loop) -> None:
     stopping = ah.LambdaHook(after_create_session=lambda session, coord: coord.request_stop("from the first moment"))
     trained = Trained().by(loop, 5, stopping)
     assert trained.phases == [*BEGUN, "end", "close"]
-    assert trained.made in ([], [1])
+    assert trained.made == ([] if loop in (lightning_loop, ignite_loop) else [1])
 
 
 def fail(*_: object) -> None:
