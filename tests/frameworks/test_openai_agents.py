@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import json
 from typing import Any
 
@@ -15,7 +14,6 @@ import aiohooks as ah
 from aiohooks.errors import InvalidHookError
 
 pytestmark = pytest.mark.every_python
-user: contextvars.ContextVar[str] = contextvars.ContextVar("user")
 
 
 def tool_call(name: str, **arguments: str) -> ResponseFunctionToolCall:
@@ -93,20 +91,6 @@ async def test_a_handoff_is_passed_by_keyword() -> None:
     hooks = ah.compose(RunHooks, [Handoffs(), Handoffs()])
     await Runner.run(first, "help", hooks=hooks, run_config=RunConfig(tracing_disabled=True))
     assert seen == ["first to expert"] * 2
-
-
-async def test_hooks_see_the_callers_variables() -> None:
-    """Each hook sees the context variables of the task that called the runner."""
-    seen: list[str] = []
-
-    class Reads(RunHooks[Any]):
-        async def on_agent_end(self, *_: Any) -> None:
-            await asyncio.sleep(0)
-            seen.append(user.get())
-
-    user.set("ada")
-    await run(ah.compose(RunHooks, [Reads(), Reads()]))
-    assert seen == ["ada", "ada"]
 
 
 def test_a_hook_with_none_of_the_methods_is_refused() -> None:

@@ -58,14 +58,15 @@ async def test_handlers_see_what_they_see_in_run(stop_after: int) -> None:
 
 
 async def test_events_with_periods_and_results() -> None:
-    """Handlers for every second iteration are called at these; results of evaluations are in `state.metrics`."""
+    """Handlers for every second iteration are called at these, also from a later step; results are in `state.metrics`."""
     engine, seen = Engine(lambda engine, batch: None), list[Any]()
     engine.add_event_handler(Events.ITERATION_COMPLETED(every=2), lambda: seen.append(engine.state.iteration))
     engine.add_event_handler(Events.STARTED, lambda: seen.append(engine.state.epoch))
-    hook = IgniteHandlers(engine)
+    hook = IgniteHandlers(engine, steps_per_epoch=2)
     evaluator = evaluating(hook, "accuracy", 0.5, 0.5, every=3)
-    await run_steps(losses(), evaluator, hook, ah.StopAtStepHook(last_step=5))
-    assert seen == [0, 2, 4]
+    stop = ah.StopAtStepHook(last_step=9)
+    await run_steps(losses(), evaluator, hook, stop, global_step=ah.MemoryStepStore(4))
+    assert seen == [2, 6, 8]
     assert engine.state.metrics == {"accuracy": 0.5}
 
 
