@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from aiohooks.__main__ import main
 from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command
 from tests.support.needs import program
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting_graph, train
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow]
 
@@ -52,36 +53,24 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert not missing.exists()
 
 
-def test_a_run_is_drawn(tmp_path: Path) -> None:
-    """A run in JSON lines becomes a PNG beside it, or at the given path."""
-    run = tmp_path / "run.jsonl"
-    run.write_text("".join(f'{{"step": {step}, "time": {step}.5, "loss": {1 / step}}}\n' for step in range(1, 20)))
-    assert command("plot", run).returncode == 0
-    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
-    assert command("plot", run, "-o", tmp_path / "other.png").returncode == 0
-    assert (tmp_path / "other.png").stat().st_size > 1000
-    missing = command("plot", tmp_path / "none.csv")
-    assert missing.returncode == 1
-    assert "none.csv" in missing.stderr
-
-
-async def test_a_trace_is_drawn(tmp_path: Path) -> None:
-    """A trace becomes a PNG, or text; a file that is none is named, with exit code 1."""
-    trace = tmp_path / "trace.json"
-    async with ah.AsyncMonitoredSession(counting_graph(), [ah.TimelineHook(trace)]) as session:
-        for _ in range(4):
-            await session.run("train")
-    assert command("plot", trace).returncode == 0
-    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
-    text = command("plot", trace, "--terminal", "--steps", "2")
-    assert (text.returncode, text.stderr) == (0, "")
-    assert "step 3 to step 4" in text.stdout.splitlines()[0]
-    other = tmp_path / "other.json"
-    other.write_text("{}")
-    for more in ((), ("--terminal",)):
-        done = command("plot", other, *more)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "other.json: this is no trace" in done.stderr
+def test_runs_and_traces_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run in JSON lines or a trace becomes a PNG beside it or at the given path, a trace also text; other files are named."""
+    monkeypatch.chdir(tmp_path)
+    lines = (f'{{"step": {step}, "time": {step}.5, "loss": {1 / step}}}\n' for step in range(1, 20))
+    Path("run.jsonl").write_text("".join(lines))
+    Path("other.json").write_text("{}")
+    asyncio.run(train(ah.TimelineHook("trace.json"), runs=4))
+    for line, drawn in (("run.jsonl", "run.png"), ("run.jsonl -o other.png", "other.png"), ("trace.json", "trace.png")):
+        assert main(["plot", *line.split()]) == 0
+        assert Path(drawn).read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert main(["plot", "trace.json", "--terminal", "--steps", "2"]) == 0
+    assert "step 3 to step 4" in capsys.readouterr().out.splitlines()[0]
+    no_trace = "other.json: this is no trace"
+    for line, error in (("none.csv", "none.csv"), ("other.json", no_trace), ("other.json --terminal", no_trace)):
+        assert main(["plot", *line.split()]) == 1
+        shown = capsys.readouterr()
+        assert (shown.out, error in shown.err) == ("", True)
 
 
 COMMANDS = ("run", "checkpoints", "steps", "watch", "compare", "plot", "completion")
