@@ -120,6 +120,7 @@ class LogsItself(Callback):  # type: ignore[misc]
         self.log("batches", float(trainer.fit_loop.total_batch_idx))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        assert trainer._results.batch is None, "no batch is kept between two steps"
         pl_module.log("epochs", float(trainer.current_epoch))
 
 
