@@ -189,8 +189,7 @@ async def test_a_slow_tracker_is_waited_for_at_the_end(
 @pytest.mark.parametrize("error", [ConnectionError("refused"), SystemExit(1)], ids=["an error", "SystemExit"])
 async def test_a_tracker_that_fails_stops_nothing(error: BaseException, path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What it does not take is counted, kept in the file, and reported at the first, the tenth and the hundredth step."""
-    tracker = ScriptedTracker()
-    tracker.failures[0] = error
+    tracker = ScriptedTracker({0: error})
     hook = hook_of(tracker, path)
     await train(hook, runs=120)
     assert kept(path) == list(range(1, 121))
@@ -202,8 +201,7 @@ async def test_a_tracker_that_fails_stops_nothing(error: BaseException, path: Pa
 
 async def test_start_is_tried_again_with_the_next_metrics(path: Path) -> None:
     """A tracker that cannot be reached at first gets what comes when it can be."""
-    tracker = ScriptedTracker()
-    tracker.failures[-1] = ConnectionError("not yet")
+    tracker = ScriptedTracker({-1: ConnectionError("not yet")})
     hook = hook_of(tracker, path)
 
     async def reach(context: ah.SessionRunContext, values: object) -> None:
@@ -218,8 +216,7 @@ async def test_start_is_tried_again_with_the_next_metrics(path: Path) -> None:
 
 async def test_what_fails_at_the_end_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A `close` that fails is logged; a file that cannot be written is counted."""
-    tracker = ScriptedTracker()
-    tracker.failures[0] = OSError("no room")
+    tracker = ScriptedTracker({0: OSError("no room")})
     hook = hook_of(tracker, tmp_path / "missing" / "unsent.jsonl")
     await train(hook, runs=3)
     assert (hook.statistics().unsent, hook.statistics().lost) == (3, 3)
@@ -400,8 +397,7 @@ async def test_queued_steps_that_are_made_again_are_dropped(hanging: ScriptedTra
 @pytest.mark.parametrize("replaces", [False, True], ids=["removes nothing", "replaces"])
 async def test_unsent_steps_that_are_made_again_and_sent_are_not_kept(replaces: bool, path: Path) -> None:
     """A step is in the tracker or in the file, also when it was not sent the first time."""
-    tracker = ScriptedTracker(replaces=replaces)
-    tracker.failures = {3: OSError("lost"), 4: OSError("lost")}
+    tracker = ScriptedTracker({3: OSError("lost"), 4: OSError("lost")}, replaces=replaces)
     hook = hook_of(tracker, path)
 
     async def mended(session: ah.Session, coord: ah.Coordinator) -> None:
@@ -443,8 +439,7 @@ async def test_a_process_that_resumes_continues_its_period(path: Path, clock: Ma
 
 async def test_a_process_that_resumes_voids_what_it_sends_now(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Steps that an earlier process could not send, and that are made again, are not sent twice."""
-    tracker = ScriptedTracker()
-    tracker.failures = {step: OSError("lost") for step in (2, 4, 5)}
+    tracker = ScriptedTracker({step: OSError("lost") for step in (2, 4, 5)})
     await train(hook_of(tracker, path), runs=5)
     tracker.failures.clear()
     tracker.metrics.pop()

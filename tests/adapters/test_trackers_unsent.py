@@ -41,8 +41,7 @@ async def test_what_was_kept_is_sent_and_the_file_removed(path: Path) -> None:
     async def step() -> dict[str, float]:
         return {"loss": next(values)}
 
-    tracker = ScriptedTracker()
-    tracker.failures[0] = ConnectionError("refused")
+    tracker = ScriptedTracker({0: ConnectionError("refused")})
     hook = TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=path)
     async with ah.AsyncMonitoredSession(step, [hook]) as session:
         for _ in range(4):
@@ -99,8 +98,7 @@ def torn(path: Path) -> Path:
 
 async def test_a_torn_line_does_not_damage_the_next_one(torn: Path) -> None:
     """A session appends behind it."""
-    tracker = ScriptedTracker()
-    tracker.failures[0] = ConnectionError("refused")
+    tracker = ScriptedTracker({0: ConnectionError("refused")})
     await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=torn), runs=2, start=5)
     assert kept(torn) == [1, 6, 7]
 
@@ -108,8 +106,7 @@ async def test_a_torn_line_does_not_damage_the_next_one(torn: Path) -> None:
 async def test_sessions_append_to_one_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A later session leaves the lines of an earlier one as they are, and nothing between them."""
     for start in (0, 2):
-        tracker = ScriptedTracker()
-        tracker.failures[0] = ConnectionError("refused")
+        tracker = ScriptedTracker({0: ConnectionError("refused")})
         await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=path), runs=2, start=start)
     assert kept(path) == [1, 2, 3, 4]
     assert "is left out" not in caplog.text

@@ -18,13 +18,13 @@ class ScriptedTracker:
     Like most trackers it removes nothing: `start` returns its last step, unless it `replaces`.
     """
 
-    def __init__(self, *, replaces: bool = False) -> None:
+    def __init__(self, failures: Mapping[int, BaseException] | None = None, *, replaces: bool = False) -> None:
         self.replaces = replaces
         self.metrics: list[tuple[int, Metrics]] = []
         self.times: list[float] = []
         self.calls: list[str] = []
         self.closed: list[BaseException | None] = []
-        self.failures: dict[int, BaseException] = {}
+        self.failures: dict[int, BaseException] = dict(failures or {})
         """By step; -1 is that of `start`, 0 that of all of them, and of `close`."""
         self.hangs_at: int | None = None
         """The step; -1 is `start`, 0 is `close`."""
