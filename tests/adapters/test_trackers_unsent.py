@@ -89,27 +89,17 @@ def test_torn_lines_are_left_out(torn: str, path: Path, caplog: pytest.LogCaptur
     assert "line 2 is left out" in caplog.text
 
 
-@pytest.fixture
-def torn(path: Path) -> Path:
-    """A file whose last line a crash has torn."""
-    path.write_text(line(1) + line(2)[:-9])
-    return path
-
-
-async def test_a_torn_line_does_not_damage_the_next_one(torn: Path) -> None:
-    """A session appends behind it."""
-    tracker = ScriptedTracker({0: ConnectionError("refused")})
-    await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=torn), runs=2, start=5)
-    assert kept(torn) == [1, 6, 7]
-
-
-async def test_sessions_append_to_one_file(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A later session leaves the lines of an earlier one as they are, and nothing between them."""
-    for start in (0, 2):
+@pytest.mark.parametrize("text", ["", line(1) + line(2)[:-9]], ids=["no file", "a torn line"])
+async def test_sessions_append_to_one_file(text: str, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A later session leaves the lines of an earlier one as they are, nothing between them, and a torn one for itself."""
+    if text:
+        path.write_text(text)  # noqa: ASYNC240 - a test
+    for start in (2, 4):
         tracker = ScriptedTracker({0: ConnectionError("refused")})
         await train(TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=path), runs=2, start=start)
-    assert kept(path) == [1, 2, 3, 4]
-    assert "is left out" not in caplog.text
+    assert kept(path) == [*([1] if text else []), 3, 4, 5, 6]
+    assert ("line 2 is left out" in caplog.text) == bool(text)
+    assert "line 3 is left out" not in caplog.text
 
 
 def test_a_file_that_a_session_writes_is_refused(path: Path) -> None:
