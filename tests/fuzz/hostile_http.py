@@ -129,23 +129,9 @@ def _path(order: random.Random, base: str) -> Made:
     return _head(order.choice(("GET", "HEAD")), base + text)
 
 
-def _step(order: random.Random, base: str) -> Made:
-    text = order.choice(STEPS)
-    return _head("GET", f"{base}steps/{text if order.random() < 0.3 else quote(text)}")
-
-
-def _query(order: random.Random, base: str) -> Made:
-    # The step is reached already, so a query that is accepted is answered immediately as well.
-    return _head("GET", f"{base}steps/{order.choice(('0', '1'))}?{quote(order.choice(QUERIES), safe='=&%')}")
-
-
 def _method(order: random.Random, base: str) -> Made:
     body = order.choice((b"", b"body"))
     return _head(order.choice(METHODS), base + order.choice(ENDPOINTS), *(["Content-Length: 4"] if body else [])) + body
-
-
-def _host(order: random.Random, base: str) -> Made:
-    return _head(order.choice(("GET", "HEAD", "POST")), base + order.choice(ENDPOINTS), host=order.choice(HOSTS))
 
 
 def _header(order: random.Random, base: str) -> Made:
@@ -167,21 +153,9 @@ def _broken(order: random.Random, base: str) -> Made:
     return bytes(data), "stops halfway"
 
 
-def _waiter(order: random.Random, base: str) -> Made:
-    return _head("GET", f"{base}steps/{order.randrange(10**9, 2**53)}"), order.choice(HASTY)
-
-
-def _follower(order: random.Random, base: str) -> Made:
-    return _head("GET", f"{base}events"), order.choice(HASTY)
-
-
 def _half(order: random.Random, base: str) -> Made:
     data = _head("GET", base + order.choice(ENDPOINTS))
     return data[: order.randrange(1, len(data) - 1)], "stops halfway"
-
-
-def _slow(order: random.Random, base: str) -> Made:
-    return _head("GET", f"{base}steps/0"), "sends slowly"
 
 
 def _pipelined(order: random.Random, base: str) -> Made:
@@ -190,18 +164,34 @@ def _pipelined(order: random.Random, base: str) -> Made:
     return first + _head("GET", f"{base}health"), order.choice(behaviours)
 
 
-MAKERS: tuple[Callable[[random.Random, str], Made], ...] = (
-    _path, _step, _query, _method, _host, _header, _raw, _broken, _waiter, _follower, _half, _slow, _pipelined,
-)  # fmt: skip
+MAKERS: dict[str, Callable[[random.Random, str], Made]] = {
+    "path": _path,
+    "step": lambda order, base: _head("GET", f"{base}steps/{order.choice((str, quote))(order.choice(STEPS))}"),
+    # The step is reached already, so a query that is accepted is answered immediately as well.
+    "query": lambda order, base: _head("GET", f"{base}steps/{order.choice('01')}?{quote(order.choice(QUERIES), safe='=&%')}"),
+    "method": _method,
+    "host": lambda order, base: _head(
+        order.choice(("GET", "HEAD", "POST")), base + order.choice(ENDPOINTS), host=order.choice(HOSTS)
+    ),
+    "header": _header,
+    "raw": _raw,
+    "broken": _broken,
+    "waiter": lambda order, base: (_head("GET", f"{base}steps/{order.randrange(10**9, 2**53)}"), order.choice(HASTY)),
+    "follower": lambda order, base: (_head("GET", f"{base}events"), order.choice(HASTY)),
+    "half": _half,
+    "slow": lambda order, base: (_head("GET", f"{base}steps/0"), "sends slowly"),
+    "pipelined": _pipelined,
+}
+"""By the kind of request."""
 
 
 def requests(count: int, seed: int, bases: tuple[str, ...]) -> list[Request]:
     """Return `count` requests, equally many of each kind, in random order."""
-    order, made = random.Random(seed), list[Request]()
+    order, made, makers = random.Random(seed), list[Request](), list(MAKERS.items())
     for number in range(count):
-        maker = MAKERS[number % len(MAKERS)]
-        data = maker(order, order.choice(bases))
-        made.append(Request(maker.__name__[1:], *(data if isinstance(data, tuple) else (data,))))
+        kind, make = makers[number % len(makers)]
+        data = make(order, order.choice(bases))
+        made.append(Request(kind, *(data if isinstance(data, tuple) else (data,))))
     order.shuffle(made)
     return made
 
