@@ -160,13 +160,13 @@ async def test_the_end_of_a_run(forgets: bool, error: Exception | None, caplog: 
 async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
     """A launcher that is cancelled waits for them; cancelled again, for twice the grace period and five seconds more."""
     released = asyncio.Event()
-    launcher = await parked(supervise(lambda spec: uncancellable(released), spec_of()))
+    launcher = await parked(supervise(lambda spec: uncancellable(released), spec_of(stop_grace_secs=1.5)))
     try:
         for _ in range(2):
             await ticks(20)
             launcher.cancel()
         await ticks(20)
-        clock.advance(6.9)
+        clock.advance(7.9)
         await ticks(20)
         assert not launcher.done()
         clock.advance(0.2)
