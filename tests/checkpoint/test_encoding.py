@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import enum
 import json
@@ -414,6 +415,15 @@ def test_what_would_have_no_end_is_refused(make: Callable[[], Any], reason: str)
     with pytest.raises(InvalidArgumentError, match=reason):
         _encoding.encode({"x": make()})
     snapshot({"x": make()}, HostMemory())
+
+
+def test_how_much_may_be_there_again_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts the containers that the state has already, and their items."""
+    part = [1, 2]
+    for most in (3, 2):
+        monkeypatch.setattr(_encoding, "_MOST_REPEATED", most)
+        with pytest.raises(InvalidArgumentError, match="again and again") if most == 2 else contextlib.nullcontext():
+            assert there_and_back({"x": [part, part]}) == {"x": [[1, 2], [1, 2]]}
 
 
 def test_a_state_that_is_too_deep_for_a_copy_is_refused() -> None:

@@ -223,7 +223,7 @@ async def test_any_operation_may_fail_or_be_the_last(tmp_path: Path, partial: bo
     assert set(seen) == {1, 2}
 
 
-async def test_a_file_whose_upload_fails_is_closed_at_once(tmp_path: Path) -> None:
+async def test_a_file_whose_upload_fails_is_closed_immediately(tmp_path: Path) -> None:
     """Its finaliser would upload the rest, in any thread."""
     disk, failed = Disk(), list[int]()
 

@@ -52,7 +52,7 @@ class Slow(WatchedFs):
 
 
 def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
-    """Also of several arrays at once; and an interrupted close has closed."""
+    """Also of several arrays together; and an interrupted close has closed."""
     fs = Slow()
     one = directory(tmp_path, fs)
     state = {"a": np.arange(500.0), "b": "c" * 3000, **{str(number): np.arange(number) for number in range(5)}}
