@@ -300,8 +300,6 @@ def encode(state: Mapping[str, Any]) -> tuple[bytes, ArrayFile]:
     try:
         encoder = _Encoder(state)
         data = _write_tree(encoder.tree(dict(state), ()))
-    except RecursionError:
-        raise InvalidArgumentError(f"state is nested deeper than {MAX_DEPTH} levels; flatten it") from None
     except (ValueError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
             raise

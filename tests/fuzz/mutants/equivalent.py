@@ -35,6 +35,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         f"{_WARNED.format(2)}  =>  {_WARNED.format(3)}",
     ): "whoever causes the collection is not the one to blame",
     (
+        "aiohooks/checkpoint/_encoding.py",
+        "_make_array",
+        "flat = array.reshape(-1)  =>  flat = array.reshape(-2)",
+    ): "any negative size will do",
+    (
         "aiohooks/checkpoint/_remote.py",
         "RemoteDirectory._read_manifest_file",
         f"{_READ.format(1)}  =>  {_READ.format(2)}",
