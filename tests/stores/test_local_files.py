@@ -84,11 +84,15 @@ async def test_a_directory_that_is_not_private_is_refused(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-async def test_a_given_directory_may_be_roots(tmp_path: Path) -> None:
+async def test_a_given_directory_may_be_roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent of a run that is given may be open to others, and belong to the user or to root; not to anyone else."""
     os.chmod(tmp_path, 0o777)
     async with LocalStepStore(tmp_path) as store:
         await store.advance()
+    with monkeypatch.context() as another_user:
+        another_user.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(ah.errors.InvalidArgumentError, match="default belongs to user 0"):  # the run, and not its parent
+            await LocalStepStore(tmp_path).value()
     os.chown(tmp_path, 12345, 12345)
     with pytest.raises(ah.errors.InvalidArgumentError, match="belongs to user 12345"):
         await LocalStepStore(tmp_path).value()

@@ -69,6 +69,11 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
     ("aiohooks/stores/shared.py", "SharedStepStore.__init__", "self._seq = 0  =>  self._seq = 1"): _COMPARED,
     (
+        "aiohooks/stores/shared.py",
+        "SharedStepStore._keep_connection",
+        "attempt, connected = 0, True  =>  attempt, connected = 1, True",
+    ): "the first pause is a random part of 0.1 s instead of 0.05 s",
+    (
         "aiohooks/stores/memory.py",
         "MemoryStepStore.advance_nowait",
         "if type(by) is not int or by < 1:  =>  if type(by) is not int or (by <= 1):",
