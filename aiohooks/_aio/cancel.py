@@ -27,6 +27,8 @@ from aiohooks._aio.clock import current_clock, wake, wake_after
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
+make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
+"""Makes a task that begins later; an exploration puts its own kind in its place."""
 DEFAULT_GRACE_SECS = 10.0
 """How long background tasks and cleanup may take at the end of a session, where the user does not say."""
 _THREAD_GRACE_SECS = 120.0  # a thread that writes files is left behind only if it hangs; the caller may have a shorter limit
@@ -41,7 +43,7 @@ def current_task() -> asyncio.Task[Any]:
 
 def new_task(coro: Coroutine[Any, Any, T], name: str | None, context: contextvars.Context | None = None) -> asyncio.Task[T]:
     """Start a task that begins later, so that it is known by then; an eager factory of the loop would begin with it."""
-    return asyncio.Task(coro, loop=asyncio.get_running_loop(), name=name, context=context)
+    return make_task(coro, loop=asyncio.get_running_loop(), name=name, context=context)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

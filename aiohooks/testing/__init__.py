@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aiohooks.testing.clock import ManualClock
-    from aiohooks.testing.exploration import ExplorationError, Explored, explore, unreliable
+    from aiohooks.testing.exploration import ExplorationError, Explored, always, choose, explore, may_happen, unreliable
     from aiohooks.testing.hook_suite import check_hook, hook_checks
     from aiohooks.testing.hooks import FaultInjectionHook, RecordingHook
     from aiohooks.testing.leaks import no_leaks
@@ -16,10 +16,13 @@ __all__ = [
     "FaultInjectionHook",
     "ManualClock",
     "RecordingHook",
+    "always",
     "check_hook",
     "check_step_store",
+    "choose",
     "explore",
     "hook_checks",
+    "may_happen",
     "no_leaks",
     "step_store_checks",
     "unreliable",
@@ -32,7 +35,15 @@ if not TYPE_CHECKING:  # pytest loads this package with the plugin, also where n
         __name__,
         {
             "aiohooks.testing.clock": ("ManualClock",),
-            "aiohooks.testing.exploration": ("ExplorationError", "Explored", "explore", "unreliable"),
+            "aiohooks.testing.exploration": (
+                "ExplorationError",
+                "Explored",
+                "always",
+                "choose",
+                "explore",
+                "may_happen",
+                "unreliable",
+            ),
             "aiohooks.testing.hook_suite": ("check_hook", "hook_checks"),
             "aiohooks.testing.hooks": ("FaultInjectionHook", "RecordingHook"),
             "aiohooks.testing.leaks": ("no_leaks",),

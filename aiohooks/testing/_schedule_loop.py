@@ -12,7 +12,7 @@ import random
 import selectors
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -23,44 +23,67 @@ Place = tuple[str, int]
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _THREAD_SECS, _FILE_SECS = 10.0, 0.2
 """How long the loop waits in real time: for a thread that works; for an idle one or a file, where nothing else is left."""
+_IDLE_TURNS, _MOST_TURNS = 50, 10_000  # of the loop, in which no task runs
 _PIECE_SECS = 0.005  # a thread may end without waking the loop
 
 
 class Schedule:
     """The choices of a seed, or given ones. 0 is always what happens without a disturbance."""
 
-    def __init__(self, seed: int = 0, rates: Mapping[str, float] = _NOTHING, given: Mapping[Place, int] = _NOTHING) -> None:
-        """Choose by `seed` otherwise than 0, each kind at its rate; or take what is `given`."""
+    def __init__(
+        self,
+        seed: int = 0,
+        rates: Mapping[str, float] = _NOTHING,
+        given: Mapping[Place, int] = _NOTHING,
+        noted: Collection[str] = (),
+    ) -> None:
+        """Choose by `seed` otherwise than 0, each kind at its rate; or take what is `given`. Note where kinds could be chosen."""
         self.seed: int = seed
         self.rates: Mapping[str, float] = rates
         self._random = random.Random(seed)
         self._given = given
+        self._noted = noted
         self.is_given: bool = bool(given)
         self.numbers: dict[str, int] = {}
         """How many choices of each kind there were."""
         self.taken: dict[Place, int] = {}
         """Those that were not 0."""
+        self.later: list[tuple[Place, int]] = []
+        """Choices of the noted kinds that were 0 and came after the last one taken, with the number of options."""
 
     def again(self, *, without: str = "") -> Schedule:
         """Return the same schedule from its beginning, without the choices of a kind."""
         rates = {kind: rate for kind, rate in self.rates.items() if kind != without}
-        return Schedule(self.seed, rates, {place: choice for place, choice in self._given.items() if place[0] != without})
+        given = {place: choice for place, choice in self._given.items() if place[0] != without}
+        return Schedule(self.seed, rates, given, self._noted)
 
     def may_choose(self, kind: str) -> bool:
         """Return whether a choice of this kind can be another than 0."""
-        return kind in self.rates or any(one == kind for one, _ in self._given)
+        return kind in self.rates or any(key.partition(":")[0] == kind for key, _ in self._given)
 
-    def choose(self, kind: str, options: int) -> int:
-        """Return a number below `options`."""
-        number = self.numbers[kind] = self.numbers.get(kind, 0) + 1
-        rate = self.rates.get(kind, 0.0)
+    def may_matter(self, kind: str) -> bool:
+        """Return whether choices of this kind can be another than 0, or are noted."""
+        return kind in self._noted or self.may_choose(kind)
+
+    def choose(self, kind: str, options: int, name: str = "") -> int:
+        """Return a number below `options`; those of a name are numbered by themselves."""
+        key = name or kind
+        number = self.numbers[key] = self.numbers.get(key, 0) + 1
         if self.is_given:
-            choice = min(self._given.get((kind, number), 0), options - 1)
+            choice = min(self._given.get((key, number), 0), options - 1)
         else:
+            rate = self.rates.get(kind, 0.0)
             choice = self._random.randrange(1, options) if rate and options > 1 and self._random.random() < rate else 0
         if choice:
-            self.taken[kind, number] = choice
+            self.taken[key, number] = choice
+            self.later.clear()
+        elif options > 1 and kind in self._noted:
+            self.later.append(((key, number), options))
         return choice
+
+    def take_back(self, key: str) -> None:
+        """Forget the last choice of this kind: it could not happen."""
+        self.taken.pop((key, self.numbers[key]), None)
 
 
 class NumberedFuture(asyncio.Future[Any]):
@@ -86,7 +109,8 @@ class NumberedTask(asyncio.Task[Any]):
         return self._number
 
 
-NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"  # as it is in messages
+NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"  # as they are in messages
+NumberedFuture.__name__ = NumberedFuture.__qualname__ = "Future"
 
 
 class _ReadyQueue(deque[asyncio.Handle]):
@@ -106,12 +130,18 @@ class _ReadyQueue(deque[asyncio.Handle]):
                 plain.append(index)
             elif task not in first:
                 first[task] = index
+        count = len(self)
         if self._callbacks is None or not first:
+            is_after_task = self._callbacks is None
             self._callbacks = len(plain)
+            if is_after_task and plain:  # as the task waits, before callbacks may have ended that
+                self._loop.after_step()
+                if len(self) > count:
+                    return self._take(count)
         if self._callbacks:
             self._callbacks -= 1
             return self._take(plain[0])
-        count = len(self)
+        self._loop.turns = 0
         self._loop.before_step()
         if len(self) > count:  # what that has scheduled comes first
             return self._take(count)
@@ -136,6 +166,10 @@ class _Selector(selectors.DefaultSelector):
     loop: ScheduleLoop
 
     def select(self, timeout: float | None = None) -> list[Any]:
+        self.loop.turns += 1
+        if timeout == 0 and self.loop.turns > _IDLE_TURNS:
+            # Callbacks run again and again, as those of a cancelled scope of anyio do, and wait for a task to end.
+            timeout = self.loop.secs_to_timer()
         has_to_wait = timeout is None or timeout > 0
         left = _THREAD_SECS
         while True:
@@ -146,7 +180,7 @@ class _Selector(selectors.DefaultSelector):
             left -= _PIECE_SECS
         if events or not has_to_wait:
             return events
-        if timeout is not None:
+        if timeout is not None and self.loop.turns < _MOST_TURNS:
             self.loop.secs += timeout
         elif not (events := super().select(_FILE_SECS) if self.loop.may_be_woken() else []):
             self.loop.is_stuck = True
@@ -157,16 +191,24 @@ class _Selector(selectors.DefaultSelector):
 class ScheduleLoop(asyncio.SelectorEventLoop):
     """The loop of one schedule."""
 
-    def __init__(self, before_step: Callable[[], None], next_task: Callable[[list[asyncio.Task[Any]]], int]) -> None:
-        """Call `before_step` before each step of a task; run the task next whose index `next_task` returns."""
+    def __init__(
+        self, before_step: Callable[[], None], after_step: Callable[[], None], next_task: Callable[[list[asyncio.Task[Any]]], int]
+    ) -> None:
+        """Call `before_step` before each step of a task, and `after_step` before the callbacks that one has scheduled.
+
+        Run the task next whose index `next_task` returns.
+        """
         self.secs: float = 0.0
         """The time."""
         self.is_stuck: bool = False
         """Whether it has stopped as nothing could ever run again."""
         self.before_step: Callable[[], None] = before_step
+        self.after_step: Callable[[], None] = after_step
         self.next_task: Callable[[list[asyncio.Task[Any]]], int] = next_task
         self.numbers: Iterator[int] = itertools.count()
         """Of its futures and tasks."""
+        self.turns: int = 0
+        """Those since the last step of a task."""
         self._of_files = _Selector()
         self._of_files.loop = self
         super().__init__(self._of_files)
@@ -186,6 +228,11 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         if self.get_task_factory() is not None:
             return super().create_task(coro, **options)
         return NumberedTask(coro, loop=self, **options)
+
+    def secs_to_timer(self) -> float | None:
+        """Return the time to the next timer, if there is one."""
+        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        return max(scheduled[0].when() - self.secs, 0) if scheduled else None
 
     def has_busy_thread(self) -> bool:
         """Return whether a thread works that was started in it, or will as soon as it takes its work."""

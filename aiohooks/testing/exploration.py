@@ -2,6 +2,9 @@
 
 explore       runs a coroutine function under many schedules, and raises at the first that breaks a promise
 unreliable    a function whose calls may be slow, fail, or lose their answer while a program is explored
+choose        one of several values: the first, or another where the schedule says so
+may_happen    a function that may be called at any wait
+always        a check that must hold at every wait
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
-from aiohooks._aio import overlap
+from aiohooks._aio import cancel, overlap
 from aiohooks._aio.clock import set_current_clock, sleep
 from aiohooks._diagnostics import task_wait
 from aiohooks._validate import check_choice, check_instance, check_secs, checked_int, is_coroutine_function
@@ -40,18 +43,21 @@ from aiohooks.testing.leaks import describe_context, describe_unraisable
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Disturbance = Literal["order", "slow", "failure", "cancel", "timeout", "stop", "signal", "kill"]
+Disturbance = Literal["order", "slow", "failure", "choice", "cancel", "timeout", "stop", "signal", "event", "kill"]
 """What disturbs a program; see `explore`."""
 DISTURBANCES: tuple[Disturbance, ...] = get_args(Disturbance)
-_RATES = {"order": (0.0, 0.1, 0.4, 0.8), "slow": (0.0, 0.0, 0.02, 0.2), "failure": (0.0, 0.1, 0.5)}
+_RATES = {
+    "order": (0.0, 0.1, 0.4, 0.8), "slow": (0.0, 0.0, 0.02, 0.2), "failure": (0.0, 0.1, 0.5), "choice": (0.1, 0.5, 0.8)
+}  # fmt: skip
 """How often these happen where they can; a seed chooses one rate of each."""
-_EVENTS: tuple[str, ...] = ("cancel", "timeout", "stop", "signal")
-"""These happen before a step of a task; a seed chooses one or two of them, each about once."""
+_EVENTS: tuple[str, ...] = ("cancel", "timeout", "stop", "signal", "event")
+"""These happen before a step of a task, or after it; a seed chooses one or two of them, each about once."""
 _SECS = (0.0, 0.001, 0.05, 1.0)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SPACES = re.compile(r"[\s@]+")
 _MOST_STEPS = 100_000
 _MOST_SHRINKING = 400
-_DISTURBANCE = re.compile(r"([a-z]+)@(\d+)=(\d+)")
+_DISTURBANCE = re.compile(r"([^@\s]+)@(\d+)=(\d+)")
 
 
 class ExplorationError(AssertionError):
@@ -73,9 +79,9 @@ class Explored(NamedTuple):
 async def explore(
     program: Callable[..., Awaitable[Any]],
     *,
-    seeds: int = 1_000,
-    first_seed: int = 0,
+    seeds: int | Iterable[int] = 1_000,
     disturb: Iterable[Disturbance] = DISTURBANCES,
+    exhaust: int | None = None,
     max_secs: float | None = None,
     replay: str | None = None,
 ) -> Explored:
@@ -84,15 +90,16 @@ async def explore(
     Example: `await explore(transfer_between_accounts, seeds=500)`.
 
     The disturbances: `"order"`, tasks that can run next run in another order; `"slow"`, time passes before a step of a task, or
-    in a call of an `unreliable` function; `"failure"`, such a call fails, or its answer is lost; `"cancel"`, the program is
-    cancelled while it waits, perhaps again; `"timeout"`, its time limit ends; `"stop"`, a stop of its open sessions is
-    requested; `"signal"`, it gets a SIGINT or SIGTERM that it handles; `"kill"`, its process is killed, and it runs again with
-    its files.
+    in a call of an `unreliable` function; `"failure"`, such a call fails, or its answer is lost; `"choice"`, a `choose` has
+    another result than its first; `"cancel"`, the program is cancelled while it waits, perhaps again; `"timeout"`, its time
+    limit ends; `"stop"`, a stop of its open sessions is requested; `"signal"`, it gets a SIGINT or SIGTERM that it handles;
+    `"event"`, something happens that the program says `may_happen`; `"kill"`, its process is killed, and it runs again with its
+    files.
 
     The promises: a program that is not cancelled returns, or raises the error of an unreliable call, or, where time passed, a
     `TimeoutError`; one that is cancelled ends so, and one whose time limit ends raises `TimeoutError`; nothing else cancels it;
-    it ends, and leaves no task and no open session; no error is lost and no coroutine forgotten. What else must hold, the
-    program asserts.
+    it ends, and leaves no task and no open session; no error is lost, no coroutine forgotten and no file left open. What else
+    must hold, the program asserts, at its end or `always`.
 
     The program is called anew for each seed, in an event loop of its own, whose time jumps to the next timer. The loop that
     awaits this stands still meanwhile. Files and threads work, but what they do is not part of the schedule, and neither is the
@@ -102,9 +109,10 @@ async def explore(
     Args:
         program: a coroutine function without arguments; or with one, which is an empty directory for its files. Only such a
             program is killed: it is called again with the same directory.
-        seeds: how many schedules are tried, besides the one without a disturbance.
-        first_seed: the first of them.
+        seeds: how many schedules are tried, besides the one without a disturbance; or their seeds: `range(1_000, 2_000)`.
         disturb: the kinds of disturbances.
+        exhaust: in place of random schedules, try all with so many disturbances at most. Of one kind, or for a small program:
+            `disturb="cancel", exhaust=1` cancels at every wait, and `disturb="order", exhaust=100` runs tasks in every order.
         max_secs: how long the program may take, in seconds of its own time; by default there is no limit.
         replay: the disturbances of a problem that was found, to be repeated alone.
 
@@ -115,7 +123,8 @@ async def explore(
     """
     if not is_coroutine_function(program):
         raise InvalidArgumentError(f"program is {safe_repr(program)}; give a coroutine function, with one argument at most")
-    seeds, first_seed = checked_int(seeds, "seeds", 1), checked_int(first_seed, "first_seed")
+    numbers = range(checked_int(seeds, "seeds", 1)) if isinstance(seeds, int) else [checked_int(one, "a seed") for one in seeds]
+    most = None if exhaust is None else checked_int(exhaust, "exhaust", 1)
     check_secs(max_secs, "max_secs", optional=True, positive=True)
     kinds = (disturb,) if isinstance(disturb, str) else tuple(disturb)
     for kind in kinds:
@@ -125,9 +134,11 @@ async def explore(
     with _outside_of_loop(), _quiet(explorer.errors):
         if given is not None:
             explorer.explore(Schedule(given=given), "the replay")
+        elif most is not None:
+            explorer.explore_all(most)
         else:
-            steps = explorer.explore(Schedule(), "the first run")
-            for seed in range(first_seed, first_seed + seeds):
+            steps = explorer.explore(Schedule(), "the first run").steps
+            for seed in numbers:
                 explorer.explore(explorer.schedule(seed, steps), f"seed {seed}")
     return Explored(explorer.schedules, explorer.steps, explorer.disturbances)
 
@@ -170,6 +181,56 @@ def unreliable(function: Callable[P, Awaitable[T]], *errors: Callable[[], Except
     return call
 
 
+def choose(first: T, *others: T, name: str = "") -> T:
+    """Return the first of these values, or another one where the schedule of an exploration says so.
+
+    Example: `status = choose(200, 404, 500)`.
+
+    Args:
+        first: what is usual, and what is returned outside of an exploration.
+        others: the other values.
+        name: what is chosen, for messages. Choices of another name do not change what these are.
+    """
+    run, values = _current_run.get(), (first, *others)
+    if run is None:
+        return first
+    return values[run.choose("choice", len(values), lambda choice: f"{name or 'chosen'}: {safe_repr(values[choice])}", name)]
+
+
+@contextlib.contextmanager
+def may_happen(event: Callable[[], object], name: str = "") -> Generator[None]:
+    """Say what may happen at any wait while the block is active, in an exploration.
+
+    Example: `with may_happen(server.drop_connections): ...`.
+
+    Args:
+        event: a function that lets it happen. It must not fail; once it has returned False, it could not happen.
+        name: for messages; by default that of the function.
+    """
+    run, one = _current_run.get(), (event, name or getattr(event, "__name__", "event"))
+    events = [] if run is None else run.events
+    events.append(one)
+    try:
+        yield
+    finally:
+        events.remove(one)
+
+
+@contextlib.contextmanager
+def always(check: Callable[[], object]) -> Generator[None]:
+    """Call a function at every wait while the block is active, in an exploration; it asserts what must always hold.
+
+    Example: `with always(account.check_balance): ...`.
+    """
+    run = _current_run.get()
+    checks = [] if run is None else run.checks
+    checks.append(check)
+    try:
+        yield
+    finally:
+        checks.remove(check)
+
+
 class _Run:
     """A program under one schedule."""
 
@@ -191,13 +252,17 @@ class _Run:
         self.notes: dict[Place, str] = {}
         """Its disturbances in words."""
         self.steps = 0
+        self.events: list[tuple[Callable[[], object], str]] = []
+        self.checks: list[Callable[[], object]] = []
+        self._happens = [kind for kind in (*_EVENTS, "kill") if schedule.may_matter(kind)]
         self._is_over = False  # nothing is to be disturbed any more
+        self._steps_to_end = 0
         self._injected: list[BaseException] = []
         self._max_secs = max_secs
         self._kill = kill
         self._handlers = {number: signal.getsignal(number) for number in _SIGNALS}
         self._limit: asyncio.Timeout | None = None
-        self._loop = ScheduleLoop(self._before_step, self._next_task)
+        self._loop = ScheduleLoop(self._before_step, self._between_steps, self._next_task)
         self._loop.set_exception_handler(lambda _, context: errors.append(describe_context(context)))
         context = contextvars.copy_context()
         context.run(set_current_clock, self._loop)
@@ -209,9 +274,9 @@ class _Run:
             self._judge()
             self._end_tasks()
         finally:
-            del self._main, self._limit
-            gc.collect()  # errors that were not retrieved, and coroutines that were not awaited
+            del self._main, self._limit, self.events, self.checks
             self._loop.close()
+            gc.collect()  # errors that were not retrieved, and coroutines that were not awaited
         if errors and not self.problem:
             self.problem = f"an error was lost: {errors[0]}"
         errors.clear()
@@ -222,11 +287,12 @@ class _Run:
 
     # -- while it runs
 
-    def choose(self, kind: str, options: int, note: Callable[[int], str]) -> int:
+    def choose(self, kind: str, options: int, note: Callable[[int], str], name: str = "") -> int:
         """Return what the schedule chooses; `note` says what that means."""
-        choice = self.schedule.choose(kind, options)
+        key = f"{kind}:{_SPACES.sub('_', name)}" if name else kind
+        choice = self.schedule.choose(kind, options, key)
         if choice and self.schedule.is_given:  # only then are they wanted
-            self.notes[kind, self.schedule.numbers[kind]] = note(choice)
+            self.notes[key, self.schedule.numbers[key]] = note(choice)
         return choice
 
     def injected(self, error: Exception) -> Exception:
@@ -236,6 +302,9 @@ class _Run:
 
     def _before_step(self) -> None:
         if self._is_over:
+            self._steps_to_end += 1
+            if self._steps_to_end % 1_000 == 0:  # of tasks that do not end when they are cancelled
+                self._loop.stop()
             return
         self.steps += 1
         if self.steps > _MOST_STEPS or self._loop.secs > self._max_secs:
@@ -243,11 +312,31 @@ class _Run:
             self._loop.stop()
         if choice := self.choose("slow", len(_SECS), lambda choice: f"{_SECS[choice]:g} s pass, {self._place()}"):
             self._loop.secs += _SECS[choice]
-        for kind in (*_EVENTS, "kill"):
-            if self.choose(kind, 2, lambda _: f"{kind}, {self._place()}") and not self._happen(kind):  # noqa: B023 - called here
-                place = kind, self.schedule.numbers[kind]
-                self.notes.pop(place, None)
-                del self.schedule.taken[place]
+        self._between_steps()
+
+    def _between_steps(self) -> None:
+        """Check what must always hold, and let something happen."""
+        if self._is_over or self._main.done():
+            return
+        for check in self.checks:
+            try:
+                check()
+            except Exception as error:
+                self.error, self._is_over = error, True
+                self._loop.stop()
+                return
+        for kind in self._happens:
+            if kind == "event":
+                for event, name in tuple(self.events):
+                    self._may_happen(kind, lambda event=event: event() is not False, name)  # type: ignore[misc]
+            else:
+                self._may_happen(kind, functools.partial(self._happen, kind))
+
+    def _may_happen(self, kind: str, happen: Callable[[], bool], name: str = "") -> None:
+        if self.choose(kind, 2, lambda _: f"{name or kind}, {self._place()}", name) and not happen():
+            key = f"{kind}:{_SPACES.sub('_', name)}" if name else kind
+            self.notes.pop((key, self.schedule.numbers[key]), None)
+            self.schedule.take_back(key)
 
     def _next_task(self, tasks: list[asyncio.Task[Any]]) -> int:
         if len(tasks) == 1 or self._is_over:
@@ -285,6 +374,8 @@ class _Run:
     # -- at its end
 
     def _ended(self, main: asyncio.Task[Any]) -> None:
+        if self._is_over:  # and cancelled for that
+            return
         self._is_over = True
         left = [one for one in asyncio.all_tasks(self._loop) if not one.done()]
         if left:
@@ -296,9 +387,13 @@ class _Run:
 
     def _judge(self) -> None:
         """Say which promise was broken, if one was; how the program ended comes first."""
-        main, happened = self._main, {kind for kind, _ in self.schedule.taken}
+        main, happened, self._is_over = self._main, {kind for kind, _ in self.schedule.taken}, True
         if self._limit is None or not self._limit.expired():
             happened.discard("timeout")
+        if self.error is not None:
+            self.waits = _waits(asyncio.all_tasks(self._loop))
+            self.problem = f"it does not always hold: {safe_repr(self.error)}"
+            return
         if not main.done():
             self.waits = _waits(asyncio.all_tasks(self._loop))
             if self._loop.is_stuck:
@@ -376,7 +471,8 @@ class _Explorer:
         """Return the schedule of a seed, for a program that takes about so many steps."""
         choose = random.Random(seed)
         rates = {kind: choose.choice(rates) for kind, rates in _RATES.items()}
-        events = choose.sample(_EVENTS, choose.choice((0, 0, 1, 2)))
+        events = [kind for kind in _EVENTS if kind in self._kinds]
+        events = choose.sample(events, min(choose.choice((0, 1, 1, 2)), len(events)))
         if self._takes_directory and choose.random() < 0.3:
             events.append("kill")
         rates |= {kind: choose.choice((0.5, 1, 2)) / max(steps, 1) for kind in events}
@@ -417,8 +513,22 @@ class _Explorer:
         os.waitpid(child, 0)
         return found
 
-    def explore(self, schedule: Schedule, name: str) -> int:
-        """Run the program, and return its steps.
+    def explore_all(self, most: int) -> None:
+        """Explore all schedules with so many disturbances at most, those with fewer first."""
+        found = [(Schedule(), self.explore(Schedule(noted=self._kinds), "the first run").schedule.later)]
+        for _ in range(most):
+            longer: list[tuple[Schedule, list[tuple[Place, int]]]] = []
+            for parent, later in found:
+                for place, options in later:
+                    for choice in range(1, options):
+                        given = {**parent.taken, place: choice}
+                        run = self.explore(Schedule(given=given, noted=self._kinds), f"schedule {self.schedules}")
+                        if len(run.schedule.taken) == len(given):  # otherwise it could not happen
+                            longer.append((run.schedule, run.schedule.later))
+            found = longer
+
+    def explore(self, schedule: Schedule, name: str) -> _Run:
+        """Run the program.
 
         Raises:
             ExplorationError: a promise was broken.
@@ -428,12 +538,15 @@ class _Explorer:
         self.steps += run.steps
         self.disturbances.update(kind for kind, _ in run.schedule.taken)
         if not run.problem:
-            return run.steps
-        run = self._run(Schedule(given=self._least(run).schedule.taken))  # once more, for its notes
-        taken = sorted(run.notes.items(), key=lambda one: (one[0][0], one[0][1]))
-        replay = " ".join(f"{kind}@{number}={run.schedule.taken[kind, number]}" for (kind, number), _ in taken)
+            return run
+        run = self._least(run)
+        again = self._run(Schedule(given=run.schedule.taken))  # once more, for its notes
+        taken = sorted(again.notes.items(), key=lambda one: (one[0][0], one[0][1]))
+        replay = " ".join(f"{kind}@{number}={choice}" for (kind, number), choice in sorted(run.schedule.taken.items()))
         lines = [f"{run.problem} ({name}, {self.schedules:,} schedules)", *(f"  disturbed: {note}" for _, note in taken)]
         lines += [f"  {one}" for one in run.waits]
+        if _kind(again) != _kind(run):
+            lines.append("  it did not come again with the same disturbances: something else than these decides what happens")
         raise ExplorationError("\n".join([*lines, f"  again: explore(..., replay={replay!r})"]), replay) from run.error
 
     def _least(self, run: _Run) -> _Run:
@@ -510,14 +623,15 @@ def _quiet(errors: list[str]) -> Generator[None]:
     gc.disable()
     gc.freeze()  # what was there before need not be looked at after each run
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
-    make_task, overlap.make_task = overlap.make_task, NumberedTask
+    make_task, overlap.make_task, cancel.make_task = overlap.make_task, NumberedTask, NumberedTask
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="coroutine .* was never awaited", category=RuntimeWarning)
+            warnings.simplefilter("error", ResourceWarning)
             warnings.filterwarnings("ignore", message=".*fork.* may lead to deadlocks", category=DeprecationWarning)
             yield
     finally:
-        overlap.make_task = make_task
+        overlap.make_task, cancel.make_task = make_task, asyncio.Task
         sys.unraisablehook = hook
         gc.unfreeze()
         logging.disable(disabled)

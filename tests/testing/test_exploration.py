@@ -17,7 +17,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.testing import ExplorationError, ManualClock, explore, unreliable
+from aiohooks.testing import ExplorationError, ManualClock, always, choose, explore, may_happen, unreliable
 from aiohooks.testing.exploration import DISTURBANCES, Disturbance
 
 Program = Callable[..., Awaitable[Any]]
@@ -150,6 +150,61 @@ async def a_session_left_open() -> None:
 async def a_loop_without_an_end() -> None:
     for _ in iter(int, 1):
         await asyncio.sleep(0)
+
+
+@defect("it does not end")
+async def a_loop_that_swallows_its_cancels() -> None:
+    for _ in iter(int, 1):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+@defect("a deadlock")
+async def a_timer_that_wakes_no_task() -> None:
+    def again() -> None:
+        asyncio.get_running_loop().call_later(1, again)
+
+    again()
+    await asyncio.Event().wait()
+
+
+@defect("an error was lost: ")
+async def a_file_left_open(folder: Path) -> None:
+    (folder / "steps").open("w")
+    await asyncio.sleep(0)
+
+
+@defect("an error: ValueError")
+async def an_answer_that_is_not_handled() -> None:
+    if choose(200, 404, 500, name="status") == 500:
+        raise ValueError
+
+
+@defect("it does not always hold: AssertionError")
+async def a_balance_that_is_wrong_for_a_while() -> None:
+    accounts = [5, 0]
+
+    def check() -> None:
+        assert sum(accounts) == 5
+
+    with always(check):
+        accounts[0] -= 1
+        await asyncio.sleep(0)
+        accounts[1] += 1
+
+
+@defect("an error: ConnectionError")
+async def a_connection_that_drops() -> None:
+    connected = True
+
+    def drop() -> None:
+        nonlocal connected
+        connected = False
+
+    with may_happen(drop):
+        await asyncio.sleep(1)
+    if not connected:
+        raise ConnectionError
 
 
 async def _step() -> dict[str, int]:
@@ -291,9 +346,99 @@ async def test_groups_and_sessions_keep_their_promises(program: Program, seeds: 
 
 async def test_the_same_seeds_are_the_same_schedules() -> None:
     """Twice the same, and from another first seed others."""
-    first, again, other = [await explore(session, seeds=30, first_seed=seed) for seed in (0, 0, 30)]
+    first, again, other = [await explore(session, seeds=range(seed, seed + 30)) for seed in (0, 0, 30)]
     assert first == again
     assert first != other
+
+
+async def test_all_orders_of_a_small_program() -> None:
+    """Three tasks of two parts each have 6! / 2!^3 = 90 orders: each is tried, once."""
+    orders: list[str] = []
+
+    async def race() -> None:
+        order = ""
+
+        async def act(name: str) -> None:
+            nonlocal order
+            order += name
+            await asyncio.sleep(0)
+            order += name
+
+        async with asyncio.TaskGroup() as group:
+            for name in "abc":
+                group.create_task(act(name))
+        orders.append(order)
+
+    explored = await explore(race, disturb=["order"], exhaust=100)
+    assert (explored.schedules, len(orders), len({*orders})) == (90, 90, 90)
+
+
+async def test_one_cancel_at_every_wait_and_two() -> None:
+    """With a cancel each: before each step of a task, and before the callback that would end a wait; with two: pairs of them."""
+    ends: list[str] = []
+
+    async def program() -> None:
+        ends.append("")
+        try:
+            for number in "12":
+                wait = asyncio.get_running_loop().create_future()
+                asyncio.get_running_loop().call_soon(lambda wait=wait: wait.done() or wait.set_result(None))
+                await wait
+                ends[-1] += number
+        finally:
+            await asyncio.sleep(0)
+
+    explored = await explore(program, disturb=["cancel"], exhaust=1)
+    assert sorted(ends) == ["", "", "1", "1", "12", "12"]  # and once it does not begin
+    assert explored.disturbances == {"cancel": 6}
+    twice = await explore(program, disturb=["cancel"], exhaust=2)
+    assert twice.schedules > explored.schedules
+
+
+async def test_outside_of_an_exploration_nothing_is_chosen_and_nothing_happens() -> None:
+    """The first value is returned; events and checks are not called."""
+    with may_happen(lambda: 1 / 0), always(lambda: 1 / 0):
+        assert choose("usual", "other") == "usual"
+        await asyncio.sleep(0)
+
+
+async def test_events_that_could_not_happen_are_no_disturbances() -> None:
+    """Those that return False; and each has the name of its function, or its own."""
+
+    async def program() -> None:
+        with may_happen(lambda: False, "never"), may_happen(lambda: None, "some times"):
+            await asyncio.sleep(0)
+
+    explored = await explore(program, seeds=50, disturb=["event"])
+    assert {*explored.disturbances} == {"event:some_times"}
+
+
+async def test_a_cancelled_scope_of_anyio_waits_for_its_cleanup() -> None:
+    """It is cancelled in each turn of the loop, and time passes all the same."""
+
+    async def program() -> None:
+        with anyio.move_on_after(1):
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(5)
+        assert asyncio.get_running_loop().time() == 6
+
+    await explore(program, seeds=5, disturb=["order"])
+
+
+async def test_a_problem_that_does_not_come_again_says_so() -> None:
+    """What is not decided by the schedule cannot be repeated by it."""
+    runs = 0
+
+    async def program() -> None:
+        nonlocal runs
+        runs += 1
+        assert runs != 3
+
+    with pytest.raises(ExplorationError, match="it did not come again with the same disturbances"):
+        await explore(program)
 
 
 async def test_time_is_virtual_and_threads_work() -> None:
@@ -345,8 +490,10 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
     [
         ({"program": print}, "program is <built-in function print>; give a coroutine function, with one argument at most"),
         ({"seeds": 0}, "seeds is 0"),
+        ({"seeds": [0.5]}, "a seed is 0.5"),
+        ({"exhaust": 0}, "exhaust is 0"),
         ({"disturb": ["orders"]}, "a kind in disturb is 'orders'"),
-        ({"replay": "cancel=3"}, "replay is 'cancel=3'; give what an ExplorationError has as its `replay`"),
+        ({"replay": "cancel@3"}, "replay is 'cancel@3'; give what an ExplorationError has as its `replay`"),
         ({"max_secs": 0}, "max_secs is 0"),
     ],
 )

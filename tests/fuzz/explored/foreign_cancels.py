@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 
 import aiohooks as ah
-from tests.fuzz.cancel_sweep.fixture import Action, Body, Broken, Fixture, Worse, fails, scenario, soon
+from tests.fuzz.explored.fixture import Action, Body, Broken, Fixture, Worse, fails, scenario, soon
 from tests.support.waiting import forever
 
 Tool = Callable[[Fixture], Awaitable[None]]

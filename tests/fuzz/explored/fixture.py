@@ -10,21 +10,18 @@ import asyncio
 import contextlib
 import contextvars
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock
-from tests.fuzz.cancel_sweep.probe import HANG_SECS, NOT_CANCELLED, USER, CountingTask, Probe
+from tests.fuzz.explored.harness import NOT_CANCELLED, USER, Probe, current
 from tests.support.hooks import EveryPhaseHook
-
-if TYPE_CHECKING:
-    import random
 
 Action = Callable[[int], Awaitable[Any]]
 """What a hook or an operation does besides pausing. Gets the number of calls so far, this one included."""
@@ -36,9 +33,6 @@ NO_BACKOFF = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
 """Recover without pauses."""
 
 EVERY_STEP = ah.Every(steps=1)
-THREAD_HANG_SECS = 30.0
-"""`hang_secs` of scenarios with threads, which on a busy machine have to wait."""
-
 _PAUSES = (0, 1, 1, 2)
 # A cancel of a coroutine's own task must come out of the run that it was part of.
 _REPORTED = frozenset({"call", "after_create_session", "before_run", "after_run", "left", "right", "train", "save", "evaluate"})
@@ -58,15 +52,11 @@ class SessionScenario:
     """Whether a child's cancel may go unreported: its hook is only logged, or its run fails for another reason anyway."""
     parallel: bool = False
     """Whether several tasks run steps."""
-    manual: bool = False
-    """Whether the scenario advances the time, with `fixture.clock`."""
     fixture: type[Fixture] | None = None
     """A subclass of `Fixture`, if the scenario needs one."""
-    hang_secs: float = HANG_SECS
-    """After how long a point counts as hanging."""
 
-    def __call__(self, probe: Probe, rng: random.Random) -> Fixture:
-        return (self.fixture or Fixture)(self, probe, rng.getrandbits(32))
+    def __call__(self, probe: Probe, seed: int) -> Fixture:
+        return (self.fixture or Fixture)(self, probe, seed)
 
 
 SCENARIOS: list[SessionScenario] = []
@@ -107,7 +97,11 @@ class Fixture:
     closed: list[str] = field(default_factory=list)
     called: Counter[str] = field(default_factory=Counter)
     inside: Counter[str] = field(default_factory=Counter)
+    timers: list[asyncio.TimerHandle] = field(default_factory=list)
+    """Those of the scenario itself, which end with the operation."""
     runs: int = 0
+    pause_secs: float = 0
+    """How long some of the pauses are."""
     unclean: bool = False
     left: bool = False
 
@@ -121,13 +115,16 @@ class Fixture:
 
     async def operation(self) -> None:
         _current_fixture.set(self)
-        self.clock = ManualClock()
+        self.store = ah.MemoryStepStore()  # it keeps the clock that is current when it is made
+        timers_of_place = timers_left()
         try:
-            with self.clock if self.scenario.manual else contextlib.nullcontext():
-                self.store = ah.MemoryStepStore()  # it keeps the clock that is current when it is made
-                await self.scenario.body(self)
+            await self.scenario.body(self)
         finally:
             self.left = True
+            for timer in self.timers:
+                timer.cancel()
+            if (timers := timers_left() - timers_of_place) > 0:
+                self.add_violation(f"leak: {timers} timers are left")
 
     def session(self, **options: Any) -> ah.AsyncMonitoredSession:
         """Make a monitored session with the hooks, store and variables of this fixture."""
@@ -168,7 +165,7 @@ class Fixture:
         token = zlib.crc32(f"{self.seed}{label}".encode())
         for turn in range(_PAUSES[token % 4] if times is None else times):
             if (token >> 4) + turn & 1:
-                await asyncio.sleep(0)
+                await asyncio.sleep(self.pause_secs)
             else:
                 await soon()
 
@@ -180,7 +177,7 @@ class Fixture:
         self.inside[label] += 1
         token = _current_call.set(label)
         try:
-            return await self.probe.watched(label, self.perform_action(label, self.called[label]))
+            return await self.probe.watch(label, self.perform_action, label, self.called[label])
         finally:
             if (known := _current_call.get()) != label:
                 self.add_violation(f"context: {label} has that of {known}")
@@ -227,20 +224,19 @@ class Fixture:
             raise errors[0]
 
     async def _runner(self, label: str, fn: Callable[[], Awaitable[Any]]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+        task = current()
         try:
             await self.probe.watch(label, fn)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            if self.probe.direct.get(task):
+            if task.direct:
                 self.add_violation(f"cancellation: a runner was cancelled and ended with {error!r}")
             raise
         finally:
-            if isinstance(task, CountingTask) and task.library:
+            if task.library:
                 self.add_violation("caller's task: the library has cancelled a runner, or taken a cancel back")
-        if self.probe.direct.get(task):
+        if task.direct:
             self.add_violation("cancellation: a runner was cancelled and ended normally")
 
     def add_violation(self, text: str) -> None:
@@ -278,7 +274,9 @@ class Fixture:
     def violations(self) -> list[str]:
         self.check()
         found = list(self.found_violations)
-        if self.closed != self.begun[::-1]:
+        # In 3.11 a call begins a turn after it was started; a hook counts as begun from then, and a cancel may come between.
+        late = self.closed[: -len(self.begun) or None] if sys.version_info < (3, 12) and self.probe.delivered else []
+        if self.closed != [*late[:1], *self.begun[::-1]]:
             found.append(f"begin/close: begun {self.begun}, closed {self.closed}")
         found += [
             f"begin/close: {label} was called {count} times"
@@ -296,10 +294,10 @@ class Fixture:
         if self.runs > self.step:
             found.append(f"{self.runs} runs returned, and the step is {self.step}")
         outcome = self.probe.outcome
-        if not self.probe.cancels and not _as_expected(outcome, self.scenario.expect):
+        if not self.probe.delivered and not _as_expected(outcome, self.scenario.expect):
             found.append(f"without a cancel it ended with {outcome!r}")
         lost = [label for label in self.probe.children if _is_of_a_run(label)]
-        if lost and outcome is None and not self.scenario.vanishing:
+        if lost and outcome is None and USER not in self.probe.children and not self.scenario.vanishing:
             found.append(f"lost cancellation: {', '.join(lost)} was cancelled by others, and this was not reported")
         return found
 
@@ -422,11 +420,10 @@ def two_steps_with(**actions: Action) -> Body:
     return body
 
 
-def advance_time(fixture: Fixture, ticks: int, secs: float) -> None:
-    """Advance the manual clock at every tick of the loop from now on, until the operation has ended."""
-    fixture.clock.advance(secs)
-    if ticks and not fixture.left:
-        asyncio.get_running_loop().call_soon(advance_time, fixture, ticks - 1, secs)
+def timers_left() -> int:
+    """Return how many timers the loop has."""
+    loop: Any = asyncio.get_running_loop()
+    return sum(not one.cancelled() for one in loop._scheduled)
 
 
 async def advance_slowly(fixture: Fixture, steps: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,17 +14,7 @@ import aiohooks as ah
 from aiohooks.checkpoint._format import LOCK, parse_name
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz._harness import scratch
-from tests.fuzz.cancel_sweep.fixture import (
-    EVERY_STEP,
-    NO_BACKOFF,
-    THREAD_HANG_SECS,
-    Body,
-    Broken,
-    Fixture,
-    await_to_the_end,
-    fails,
-    scenario,
-)
+from tests.fuzz.explored.fixture import EVERY_STEP, NO_BACKOFF, Body, Broken, Fixture, await_to_the_end, fails, scenario
 
 
 class WatchedSaver(ah.Saver):
@@ -35,7 +26,8 @@ class WatchedSaver(ah.Saver):
 
     async def save(self, state: Any, step: int, *, metrics: Any = None) -> ah.checkpoint.Checkpoint:
         self.fixture.begun_saves.append(step)
-        saved: ah.checkpoint.Checkpoint = await self.fixture.probe.watched("save", super().save(state, step, metrics=metrics))
+        save = functools.partial(super().save, state, step, metrics=metrics)
+        saved: ah.checkpoint.Checkpoint = await self.fixture.probe.watch("save", save)
         self.fixture.durable = len(self.fixture.begun_saves)
         return saved
 
@@ -107,7 +99,7 @@ class CheckpointFixture(Fixture):
 
 def checkpoint_scenario(name: str, **options: Any) -> Callable[[Body], Body]:
     """Add a scenario with a directory of checkpoints."""
-    return scenario(name, **{"fixture": CheckpointFixture, "hooks": 1, "hang_secs": THREAD_HANG_SECS, **options})
+    return scenario(name, **{"fixture": CheckpointFixture, "hooks": 1, **options})
 
 
 @checkpoint_scenario("checkpoints in the background")

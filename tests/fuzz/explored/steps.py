@@ -8,14 +8,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohooks as ah
-from tests.fuzz.cancel_sweep.fixture import (
-    THREAD_HANG_SECS,
+from tests.fuzz.explored.fixture import (
     Action,
     Broken,
     Fixture,
     ScriptedHook,
     Worse,
-    advance_time,
     fails,
     graph_of_a_step,
     scenario,
@@ -88,7 +86,7 @@ async def step_function(fixture: Fixture) -> None:
         await generator.aclose()
 
 
-@scenario("an operation in a thread", hooks=1, hang_secs=THREAD_HANG_SECS)
+@scenario("an operation in a thread", hooks=1)
 async def to_thread(fixture: Fixture) -> None:
     running = threading.Event()
     fixture.graph = graph_of_a_step()
@@ -238,11 +236,10 @@ async def exhausted(fixture: Fixture) -> None:
         await fixture.run(session)
 
 
-@scenario("recovery pauses", hooks=1, creator=True, manual=True)
+@scenario("recovery pauses", hooks=1, creator=True)
 async def pauses(fixture: Fixture) -> None:
     async def lost(call: int) -> None:
         if call <= 2:
-            advance_time(fixture, 40, 0.5)
             raise ah.AbortedError
 
     fixture.actions["train"] = lost

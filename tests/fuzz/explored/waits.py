@@ -7,17 +7,7 @@ import asyncio
 import anyio
 
 import aiohooks as ah
-from tests.fuzz.cancel_sweep.fixture import (
-    Broken,
-    Fixture,
-    advance_slowly,
-    advance_time,
-    await_to_the_end,
-    fails,
-    graph_of_a_step,
-    scenario,
-    soon,
-)
+from tests.fuzz.explored.fixture import Broken, Fixture, advance_slowly, await_to_the_end, fails, graph_of_a_step, scenario, soon
 from tests.support.waiting import forever
 
 # -- waiting for steps and for others
@@ -56,13 +46,9 @@ async def stop_ends_wait(fixture: Fixture) -> None:
         await fixture.run(session)
 
 
-@scenario("a wait for a step is too long", hooks=1, manual=True, expect=ah.StepTimeoutError)
+@scenario("a wait for a step is too long", hooks=1, expect=ah.StepTimeoutError)
 async def step_timeout(fixture: Fixture) -> None:
-    async def later(call: int) -> None:
-        await soon()
-        fixture.clock.advance(5)
-
-    fixture.actions["h0.before_run"] = later
+    fixture.actions["h0.before_run"] = lambda _: soon()
     async with fixture.open(hooks=[ah.GlobalStepWaiterHook(10, timeout=5), *fixture.hooks]) as session:
         await fixture.run(session)
 
@@ -148,7 +134,7 @@ async def background_fails(fixture: Fixture) -> None:
         await fixture.run(session)
 
 
-@scenario("background work outlives the grace period", hooks=1, manual=True)
+@scenario("background work outlives the grace period", hooks=1)
 async def grace(fixture: Fixture) -> None:
     async def stubborn(call: int) -> None:
         try:
@@ -156,11 +142,7 @@ async def grace(fixture: Fixture) -> None:
         finally:
             await soon()
 
-    async def last(call: int) -> None:
-        advance_time(fixture, 300, 1)
-
     fixture.actions["background"] = stubborn
-    fixture.actions["h0.end"] = last
     async with fixture.open(stop_grace_period_secs=50) as session:
         session.start_soon(fixture.perform, "background")
         await fixture.run(session)
@@ -259,15 +241,11 @@ async def chief_and_worker(fixture: Fixture) -> None:
 # -- time limits, and other kinds of cancellation
 
 
-@scenario("a hook takes too long", hooks=2, manual=True, expect=ah.errors.HookTimeoutError)
+@scenario("a hook takes too long", hooks=2, expect=ah.errors.HookTimeoutError)
 async def hook_timeout(fixture: Fixture) -> None:
-    async def later(call: int) -> None:
-        await soon()
-        fixture.clock.advance(3)
-
     slow = fixture.seed & 1  # the one in the caller's task, or the one in a task of its own
     fixture.actions[f"h{slow}.before_run"] = forever
-    fixture.actions[f"h{1 - slow}.before_run"] = later
+    fixture.actions[f"h{1 - slow}.before_run"] = lambda _: soon()
     hooks = [*fixture.hooks]
     hooks[slow] = ah.configure(fixture.hooks[slow], timeout=2)
     async with fixture.open(hooks=hooks) as session:

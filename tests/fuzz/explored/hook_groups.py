@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import aiohooks as ah
-from tests.fuzz.cancel_sweep.fixture import Body, Broken, Fixture, Worse, advance_time, fails, scenario, soon
-from tests.fuzz.cancel_sweep.scenarios.foreign_cancels import TOOLS, use
+from tests.fuzz.explored.fixture import Body, Broken, Fixture, Worse, fails, scenario, soon
+from tests.fuzz.explored.foreign_cancels import TOOLS, use
 from tests.support.waiting import forever
 
 Next = Callable[[int], Awaitable[int]]
@@ -173,9 +173,8 @@ async def logged(fixture: Fixture) -> None:
         await call(fixture, lambda number=number: hooks.call(number))  # type: ignore[misc]
 
 
-@scenario("time limits in a hook group", hooks=0, manual=True, expect=(ah.errors.HookTimeoutError, ExceptionGroup))
+@scenario("time limits in a hook group", hooks=0, expect=(ah.errors.HookTimeoutError, ExceptionGroup))
 async def time_limits(fixture: Fixture) -> None:
-    advance_time(fixture, 30, 1)
     for number in (0, 1):
         fixture.actions[f"m{number}.call"] = forever
     await call(fixture, lambda: ah.compose(Calls, members(fixture, timeout=5)).call(1))
@@ -188,7 +187,6 @@ def _time_limit_with(tool: Any) -> Body:
             if not fixture.probe.delivered:  # the tool may have swallowed that, and there is no other
                 await forever()
 
-        advance_time(fixture, 100, 1)  # the limit is due when the tool has done with its own cancels
         use(fixture, tool, "m0.call", "m1.call")
         used = fixture.actions["m0.call"]
         fixture.actions["m0.call"] = tool_then_wait
@@ -339,4 +337,4 @@ _TIMEOUT = (ah.errors.HookTimeoutError, ExceptionGroup)
 for _tool in TOOLS:
     _name = _tool.__name__.replace("_", " ")
     scenario(f"a hook group with a {_name}", hooks=0)(_group_with(_tool))
-    scenario(f"a time limit after a {_name}", hooks=0, manual=True, expect=_TIMEOUT)(_time_limit_with(_tool))
+    scenario(f"a time limit after a {_name}", hooks=0, expect=_TIMEOUT)(_time_limit_with(_tool))

@@ -1,7 +1,7 @@
 """Scenarios with a store of several processes: chiefs, workers, outages and lost answers.
 
 Every request to the engine is a suspension at which the operation may be cancelled, also those that the stores' own tasks make;
-these tasks themselves are never cancelled, since no one else knows them. Time is moved by hand.
+these tasks themselves are never cancelled, since no one else knows them.
 """
 
 from __future__ import annotations
@@ -11,71 +11,47 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import aiohooks as ah
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
-from tests.fuzz.cancel_sweep.fixture import NO_BACKOFF, Action, Body, Fixture, await_to_the_end, fails, scenario, soon
-from tests.fuzz.cancel_sweep.probe import NOT_CANCELLED
-from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
+from tests.fuzz.explored.fixture import NO_BACKOFF, Action, Body, Fixture, await_to_the_end, fails, scenario, soon, timers_left
+from tests.support.fake_engine import FakeEngine, FakeStepStore
 
 RUN = "default"
 
 
-class WatchedConnection(FakeConnection):
-    """The connection of one process: its requests are watched, and each answer is delayed, so that it may come too late."""
+class WatchedStore(FakeStepStore):
+    """The store of one process: its requests are watched, and each answer is delayed, so that it may come too late."""
 
-    def __init__(self, fixture: StoreFixture) -> None:
-        super().__init__(fixture.engine)
+    def __init__(self, fixture: StoreFixture, **options: Any) -> None:
+        super().__init__(fixture.engine, run=RUN, **options)
         self.fixture = fixture
         self.connected = False
-
-    async def _seen(self, coro: Coroutine[Any, Any, Any]) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        if not task.get_name().startswith("step store"):
-            return await coro  # a task of the scenario's, which is watched already
-        return await self.fixture.probe.watched(f"{NOT_CANCELLED}engine", coro)
 
     async def _slowly(self, coro: Coroutine[Any, Any, Any]) -> Any:
         answer = await coro
         await self.fixture.pause("answer", 1)
         return answer
 
-    async def connect(self) -> Snapshot:
-        snapshot: Snapshot = await self._seen(self._slowly(super().connect()))
+    async def _connect(self) -> Snapshot:
+        snapshot: Snapshot = await self._slowly(super()._connect())
         self.connected = True
         return snapshot
 
-    async def request(self, request: Request) -> Answer:
-        answer: Answer = await self._seen(self._slowly(super().request(request)))
+    async def _request_once(self, request: Request) -> Answer:
+        answer: Answer = await self._slowly(super()._request_once(request))
         return answer
 
-    async def read(self) -> Snapshot:
-        snapshot: Snapshot = await self._seen(self._slowly(super().read()))
+    async def _read_run_once(self) -> Snapshot:
+        snapshot: Snapshot = await self._slowly(super()._read_run_once())
         return snapshot
 
-    async def disconnect(self) -> None:
+    async def _close_connection(self) -> None:
         self.connected = False
-        await self._seen(super().disconnect())
-
-
-class WatchedStore(FakeStepStore):
-    """The store of one process, over a watched connection."""
-
-    connection_class: ClassVar[type[WatchedConnection]] = WatchedConnection
-
-    def __init__(self, fixture: StoreFixture, **options: Any) -> None:
-        super().__init__(self.connection_class(fixture), run=RUN, **options)
-        self.fixture = fixture
-
-    @property
-    def connected(self) -> bool:
-        """Whether its connection was made and not closed."""
-        assert isinstance(self.connection, WatchedConnection)
-        return self.connection.connected
+        await super()._close_connection()
 
 
 @dataclass
@@ -105,8 +81,6 @@ class StoreFixture(Fixture):
     """Number of calls of `advance`."""
     answered: set[int] = field(default_factory=set)
     make_store: type[WatchedStore] = WatchedStore
-    time_stopped: bool = False
-    """Whether `pass_time` ends."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,19 +112,10 @@ class StoreFixture(Fixture):
         await store.advance(4**number)
         self.answered.add(number)
 
-    def outage(self, ticks: int, secs: float = 0.25, **how: Any) -> None:
-        """Make the engine unavailable for so many ticks; time passes from now on."""
+    def outage(self, secs: float = 3, **how: Any) -> None:
+        """Make the engine unavailable; it comes back after so many seconds."""
         self.engine.stop(**how)
-        self.pass_time(secs, ticks)
-
-    def pass_time(self, secs: float = 0.25, ticks: int = -1) -> None:
-        """Advance the clock at every tick until the operation has ended; the engine comes back after `ticks`."""
-        if self.left or self.time_stopped:
-            return
-        self.clock.advance(secs)
-        if ticks == 0:
-            self.engine.restart()
-        asyncio.get_running_loop().call_soon(self.pass_time, secs, ticks - 1)
+        self.timers.append(asyncio.get_running_loop().call_later(secs, self.engine.restart))
 
     # -- checks
 
@@ -195,8 +160,6 @@ class StoreFixture(Fixture):
             found.append(f"leak: the engine still has {', '.join(left)}")
         for one in self.processes:
             found += [f"leak: the store of {one.name} {what}" for what in self._left_of(one.store)]
-        if self.clock.pending:
-            found.append(f"leak: {self.clock.pending} timers are left")
         return found
 
     def _left_of(self, store: WatchedStore) -> list[str]:
@@ -225,7 +188,7 @@ class StoreFixture(Fixture):
 
 def store_scenario(name: str, **options: Any) -> Callable[[Body], Body]:
     """Add a scenario with an engine."""
-    return scenario(name, **{"fixture": StoreFixture, "manual": True, "hooks": 0, **options})
+    return scenario(name, **{"fixture": StoreFixture, "hooks": 0, **options})
 
 
 async def lead_and_train(fixture: StoreFixture, process: Process, runs: int = 2) -> None:
@@ -284,6 +247,8 @@ async def two_chiefs(fixture: StoreFixture) -> None:
 
     async with fixture.process("one") as one, fixture.process("two") as two:
         await fixture.run_together(one=lambda: lead_and_train(fixture, one), two=second)
+    if (secs := asyncio.get_running_loop().time()) > 1:
+        fixture.add_violation(f"the lead was given back after {secs:g} s")
 
 
 @store_scenario("a chief recovers on an engine", hooks=1, vanishing=True)
@@ -299,7 +264,7 @@ async def chief_recovers(fixture: StoreFixture) -> None:
 def _outage_at(fixture: StoreFixture, call: int, **how: Any) -> Action:
     async def action(number: int) -> None:
         if number == call:
-            fixture.outage(12, **how)
+            fixture.outage(**how)
 
     return action
 
@@ -330,14 +295,12 @@ async def answers_lost(fixture: StoreFixture) -> None:
             await fixture.advance(process.store)
 
     async with fixture.process("writer") as process:
-        fixture.pass_time()
         await fixture.run_together(one=writer, two=writer)
 
 
 @store_scenario("the engine is away at the opening", expect=ah.errors.StoreUnavailableError)
 async def away_at_opening(fixture: StoreFixture) -> None:
     fixture.engine.stop()
-    fixture.pass_time()
     async with fixture.process("early", connect_timeout=1.0) as process:
         await fixture.advance(process.store)
 
@@ -355,7 +318,6 @@ async def closed_in_use(fixture: StoreFixture) -> None:
             await fixture.pause("closer", 3)
         finally:
             await await_to_the_end(process.store.aclose)
-            fixture.time_stopped = True
 
     async def chief() -> None:
         async with process.store.lead():
@@ -363,7 +325,6 @@ async def closed_in_use(fixture: StoreFixture) -> None:
 
     async with fixture.process("closing") as process:
         fixture.engine.stop()
-        fixture.pass_time(0.05)
         store = process.store
         await fixture.run_together(
             value=lambda: user(store.value),
@@ -411,10 +372,8 @@ async def waits(fixture: StoreFixture) -> None:
 
 @store_scenario("the session is never initialised", expect=ah.errors.SessionNotReadyError)
 async def never_ready(fixture: StoreFixture) -> None:
-    async with fixture.process("worker") as worker:
-        fixture.pass_time()
-        async with worker.session(chief=False, max_wait_secs=2.0) as session:
-            await session.run("train")
+    async with fixture.process("worker") as worker, worker.session(chief=False, max_wait_secs=2.0) as session:
+        await session.run("train")
 
 
 @store_scenario("a chief uses its store without a session")
@@ -441,13 +400,14 @@ async def no_timers(fixture: StoreFixture) -> None:
             await fixture.pause("leading", 1)
 
     async def wait() -> None:
+        before = timers_left()
         kinds: list[Callable[[], Any]] = [lead, lambda: store.wait_initialised(500), lambda: store.wait_for(1, timeout=500)]
         try:
             await kinds[fixture.seed % 3]()
         finally:
             await await_to_the_end(store.flush)
-            if fixture.clock.pending:
-                fixture.add_violation(f"leak: {fixture.clock.pending} timers are left by a wait")
+            if (timers := timers_left() - before) > 0:
+                fixture.add_violation(f"leak: {timers} timers are left by a wait")
 
     async def other() -> None:
         await fixture.pause("other", 5)
@@ -475,7 +435,6 @@ def _dead(fixture: StoreFixture, request: type[Join] | type[Lead]) -> None:
 async def dead_publisher(fixture: StoreFixture) -> None:
     _dead(fixture, Join)
     async with fixture.process("worker") as process:
-        fixture.pass_time()
         await process.store.wait_for(1)
 
 
@@ -483,7 +442,6 @@ async def dead_publisher(fixture: StoreFixture) -> None:
 async def dead_chief(fixture: StoreFixture) -> None:
     _dead(fixture, Lead)
     async with fixture.process("chief") as process:
-        fixture.pass_time()
         await lead_and_train(fixture, process, 1)
 
 

@@ -1,8 +1,0 @@
-"""The command: `python -m tests.fuzz.cancel_sweep`."""
-
-import sys
-
-from tests.fuzz.cancel_sweep.sweep import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,52 @@
+"""All programs by name, and the bugs that must be found in them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+from aiohooks.testing.exploration import Disturbance
+from tests.fuzz.explored.harness import DISTURB, Result, explored, in_a_place
+from tests.fuzz.explored.injected_bugs import FAULTY
+from tests.fuzz.explored.scenarios import SCENARIOS
+
+
+class Program(NamedTuple):
+    """A program, and what disturbs it."""
+
+    run: Callable[[], Awaitable[Any]]
+    disturb: tuple[Disturbance, ...] = DISTURB
+
+
+class Bug(NamedTuple):
+    """A program with a bug, and what must be found in it."""
+
+    program: Program
+    finding: str
+
+
+PROGRAMS: dict[str, Program] = {one.name: Program(in_a_place(one)) for one in SCENARIOS}
+BUGS: dict[str, Bug] = {name: Bug(Program(in_a_place(one)), finding) for name, (one, finding) in FAULTY.items()}
+
+
+async def explored_program(name: str, program: Program, seeds: int, first: int = 0, exhaust: int | None = None) -> Result:
+    """Explore a program; each has seeds of its own, as many disturbances begin in the same way otherwise."""
+    start = first + zlib.crc32(name.encode())
+    return await explored(name, program.run, program.disturb, seeds=range(start, start + seeds), exhaust=exhaust)
+
+
+def results(names: Iterable[str], seeds: int, first: int = 0, exhaust: int | None = None, jobs: int = 1) -> Iterator[Result]:
+    """Explore the programs of these names, in several processes."""
+    explore = partial(_result, seeds=seeds, first=first, exhaust=exhaust)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(explore, names)
+
+
+def _result(name: str, **options: Any) -> Result:
+    import asyncio
+
+    return asyncio.run(explored_program(name, PROGRAMS[name], **options))

@@ -1,0 +1,66 @@
+"""Programs that `explore` disturbs: some schedules of each in every test run, and the proof that it finds the bugs it is for.
+
+All of it is a command: `python -m tests.fuzz.explored --seeds 500`, and `--exhaust 1`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.explored.__main__ import main
+from tests.fuzz.explored.fixture import SessionScenario
+from tests.fuzz.explored.harness import explored, finding, in_a_place
+from tests.fuzz.explored.injected_bugs import SOUND
+from tests.fuzz.explored.places import PLACES
+from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
+from tests.fuzz.explored.scenarios import SCENARIOS
+
+pytestmark = pytest.mark.every_python
+
+SEEDS = 12
+
+
+@pytest.mark.slow
+def test_programs_keep_their_laws_however_they_are_disturbed() -> None:
+    """Cancelled anywhere, in any place, in any order: a program is cancelled and leaks nothing."""
+    found = list(results(PROGRAMS, SEEDS, jobs=2))
+    assert not [one.problem for one in found if one.problem]
+    assert all(one.schedules == SEEDS + 1 for one in found)
+    assert sum(one.cancels for one in found) > 4 * len(found)
+    assert sum(one.events for one in found) > 4 * len(found)
+
+
+def test_there_are_as_many_programs_as_it_says() -> None:
+    """At least 200 scenarios, each with a name of its own, in nine places."""
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS) >= 200
+    assert len(PLACES) == 9
+
+
+@pytest.mark.parametrize("scenario", SOUND, ids=lambda scenario: scenario.name)
+async def test_sound_code_passes(scenario: SessionScenario) -> None:
+    """Nothing is found in small coroutines that treat cancellation as they should, in any place on this Python."""
+    assert not (await explored(scenario.name, in_a_place(scenario), seeds=300)).problem
+
+
+@pytest.mark.parametrize("name", BUGS)
+async def test_an_injected_bug_is_found(name: str) -> None:
+    """Each injected bug is found, as the kind of violation that it is."""
+    bug = BUGS[name]
+    assert bug.finding in await finding(bug.program.run, bug.finding, 60, bug.program.disturb)
+
+
+def test_the_command_prints_a_row_for_each_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """It succeeds where nothing is found, and counts what it did."""
+    assert main(["--program", "two steps, 1 hooks", "--seeds", "5", "--jobs", "1"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert table[1].split()[:5] == ["two", "steps,", "1", "hooks", "6"]
+    assert table[2].split()[:2] == ["sum", "6"]
+    assert main(["--program", "swallows", "--injected-bugs"]) == 0
+    assert capsys.readouterr().out.split() == ["swallows", "found", "advance_swallows_a_cancel", "found"]
+
+
+def test_the_command_refuses_an_unknown_program(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that no program contains is an error that lists the names."""
+    with pytest.raises(SystemExit):
+        main(["--program", "nothing of the kind"])
+    assert "two steps, 3 hooks" in capsys.readouterr().err
