@@ -179,7 +179,7 @@ async def test_what_losers_do_when_they_are_cancelled(caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_cancel_of_the_caller_wins_a_race(turns: int) -> None:
-    """Whenever it comes, before, with or after an answer; `tests/dispatch/test_interleavings.py` has every order."""
+    """Whenever it comes, before, with or after an answer; `tests/fuzz/explored/tools.py` has every order."""
     log: list[str] = []
     call = await parked(ah.compose(Asked, [Waits("a", 3, "a", log=log), Waits("b", 9, log=log)]).race("x"))
     await ticks(turns)

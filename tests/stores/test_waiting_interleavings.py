@@ -1,9 +1,9 @@
-"""The step store under every order of events, and whether the explorer would find a fault."""
+"""The step store under every order of events, and whether exploration finds a fault in it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,55 +11,19 @@ import pytest
 from aiohooks.stores import MemoryStepStore, Publisher
 from aiohooks.stores._waiting import Waiter, WaitersByThreshold, WaitRegistry
 from aiohooks.stores.publishers import OwnWaits
-from tests.support.interleaving_scenarios import SCENARIOS, SMALL, Actor, Crowd, StoreScenario, TwoWaitersTwoWriters
-from tests.support.interleavings import Violation, explore, replay
-
-# --- the store
+from aiohooks.testing import ExplorationError, explore
+from tests.fuzz.explored.store_waits import CROWD, SMALL, run
 
 
-@pytest.mark.parametrize("scenario", SMALL, ids=lambda scenario: scenario.__name__)
-def test_small_scenarios_hold_in_every_order(scenario: type[StoreScenario]) -> None:
+@pytest.mark.parametrize("name", SMALL)
+async def test_small_scenarios_hold_in_every_order(name: str) -> None:
     """No wake-up is lost, no waiter woken too early, nothing left, in any order of the scenario's tasks."""
-    explored = explore(scenario)
-    assert explored.exhausted
-    assert explored.schedules >= 20
+    assert (await explore(partial(run, SMALL[name]), disturb=["order"], exhaust=1_000)).schedules >= 20
 
 
-def test_a_larger_scenario_holds_in_its_first_orders() -> None:
-    """The first two thousand orders of a scenario that is too large to exhaust here."""
-    assert explore(Crowd, limit=2000).schedules == 2000
-
-
-# --- the explorer
-
-
-class Race(StoreScenario):
-    """Three tasks that only record their names, each twice."""
-
-    orders: set[str] = set()  # noqa: RUF012 - collected over all schedules
-
-    def actors(self) -> Mapping[str, Actor]:
-        self.order = ""
-
-        def recording(name: str) -> Actor:
-            async def act() -> None:
-                self.order += name
-                await asyncio.sleep(0)
-                self.order += name
-
-            return act
-
-        return {name: recording(name) for name in "abc"}
-
-    def at_rest(self, tasks: Mapping[str, asyncio.Task[Any]]) -> None:
-        super().at_rest(tasks)
-        self.orders.add(self.order)
-
-
-def test_explorer_tries_all_orders_once() -> None:
-    """Three tasks of two parts each have 6! / 2!^3 = 90 orders: each is tried once."""
-    explored = explore(Race)
-    assert (explored.schedules, explored.exhausted, len(Race.orders)) == (90, True, 90)
+async def test_a_larger_scenario_holds_in_many_orders() -> None:
+    """Two thousand orders of a scenario that has too many of them."""
+    assert (await explore(partial(run, CROWD), disturb=["order"], seeds=2_000)).disturbances["order"] > 2_000
 
 
 # --- seeded faults: each must be found
@@ -114,8 +78,8 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _IgnoresPublishers(WaitRegistry):
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> dict[Publisher, OwnWaits]:
-        return {}
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
+        return []
 
 
 class OverlooksWaitingPublishers(MemoryStepStore):
@@ -136,48 +100,20 @@ class LeavesATask(MemoryStepStore):
 
 
 @pytest.mark.parametrize(
-    ("fault", "name", "message", "within"),
+    ("fault", "name", "message"),
     [
-        (ChecksThenParks, "TwoWaitersTwoWriters", "lost wake-up: b wants 3", 100),
-        (WakesTooEarly, "TwoWaitersTwoWriters", "false release: b wants 3", 100),
-        (CancelTakesAll, "CancelAndWake", "lost wake-up: b wants 2", 100),
-        (KeepsTheCancelled, "TwoCancels", "1 waiters are counted, 0 wait", 100),
-        (OverlooksWaitingPublishers, "EveryoneLeftWaits", "InvalidStateError", 10),
-        (LeavesATask, "TwoWaitersTwoWriters", "a task is left over", 1),
+        (ChecksThenParks, "two waiters, two writers", "lost wake-up: b wants 3"),
+        (WakesTooEarly, "two waiters, two writers", "false release: b wants 3"),
+        (CancelTakesAll, "cancelled around its wake-up", "lost wake-up: b wants 2"),
+        (KeepsTheCancelled, "two cancels", "1 waiters are counted, 0 wait"),
+        (OverlooksWaitingPublishers, "everyone left waits", "is not set"),
+        (LeavesATask, "two waiters, two writers", "tasks are left"),
     ],
 )
-def test_seeded_faults_are_found(fault: type[MemoryStepStore], name: str, message: str, within: int) -> None:
-    """A store with a fault fails soon, with what is wrong and a schedule that repeats it."""
-    scenario = SCENARIOS[name]
-    with pytest.raises(Violation, match=message) as violation:
-        explore(lambda: scenario(fault), limit=within)
-    with pytest.raises(Violation, match=message):
-        replay(lambda: scenario(fault), violation.value.schedule)
-    explore(scenario, limit=within)
-
-
-class NeverEnds(TwoWaitersTwoWriters):
-    """A task that waits indefinitely."""
-
-    def actors(self) -> Mapping[str, Actor]:
-        return {"hanging": lambda: asyncio.Event().wait()}
-
-
-class Complains(TwoWaitersTwoWriters):
-    """An error that reaches the loop's exception handler."""
-
-    def actors(self) -> Mapping[str, Actor]:
-        async def act() -> None:
-            asyncio.get_running_loop().call_soon(lambda: 1 / 0)
-
-        return {"careless": act}
-
-
-@pytest.mark.parametrize(
-    ("scenario", "message"),
-    [(NeverEnds, r"hanging hangs, in schedule \[\]"), (Complains, "the loop's exception handler got .*ZeroDivisionError")],
-)
-def test_a_hang_and_a_lost_error_are_found(scenario: type[StoreScenario], message: str) -> None:
-    """A deadlock and an unhandled error are violations."""
-    with pytest.raises(Violation, match=message):
-        explore(scenario)
+async def test_seeded_faults_are_found(fault: type[MemoryStepStore], name: str, message: str) -> None:
+    """A store with a fault fails soon, with what is wrong and disturbances that repeat it."""
+    program = partial(run, SMALL[name], fault)
+    with pytest.raises(ExplorationError, match=message) as found:
+        await explore(program, disturb=["order"], exhaust=3)
+    with pytest.raises(ExplorationError, match=message):
+        await explore(program, replay=found.value.replay)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import sys
 import threading
@@ -156,14 +157,15 @@ class Probe:
         """Await `fn()`, code of others that may cancel its own task or swallow a cancel; the caller's task is another one."""
         if current() is self.task:
             self.found.append(f"caller's task: {label} is called in it")
-        before = len(self.children)
+        before: float = self.children.count(label)
         try:
             return await fn()
         except asyncio.CancelledError:
-            before = len(self.children)
+            before = math.inf
             raise
         finally:  # what it has swallowed is not reported
-            self.children[before:] = [one for one in self.children[before:] if one != label]
+            while self.children.count(label) > before:
+                self.children.remove(label)
 
     async def run(self, operation: Callable[[], Awaitable[None]]) -> None:
         """Run the operation in the current task, record how it ended, and let its exception pass."""

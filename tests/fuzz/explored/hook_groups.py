@@ -8,7 +8,8 @@ from typing import Any
 
 import aiohooks as ah
 from tests.fuzz.explored.fixture import Body, Broken, Fixture, Worse, fails, scenario, soon
-from tests.fuzz.explored.foreign_cancels import TOOLS, use
+from tests.fuzz.explored.tools import TOOLS, name_of, use
+from tests.support.tools_of_hooks import Tool
 from tests.support.waiting import forever
 
 Next = Callable[[int], Awaitable[int]]
@@ -21,6 +22,9 @@ class Calls:
 
     @ah.point("first")
     async def ask(self, number: int) -> int | None: ...
+
+    @ah.point("race")
+    async def race(self, number: int) -> int | None: ...
 
     @ah.point("chain")
     async def change(self, number: int) -> int:
@@ -49,6 +53,10 @@ class Member:
     async def ask(self, number: int) -> int | None:
         await self._perform("ask")
         return number if self.name == "m1" else None
+
+    async def race(self, number: int) -> int | None:
+        await self._perform("race")
+        return number
 
     async def change(self, number: int) -> int:
         await self._perform("change")
@@ -96,7 +104,8 @@ async def call(fixture: Fixture, method: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await method()
     finally:
-        if busy := [label for label in fixture.inside if label.endswith((".call", ".ask", ".change", ".before", ".after"))]:
+        methods = (".call", ".ask", ".race", ".change", ".before", ".after")
+        if busy := [label for label in fixture.inside if label.endswith(methods)]:
             fixture.add_violation(f"siblings: {', '.join(busy)} still active after the call had ended")
 
 
@@ -180,7 +189,7 @@ async def time_limits(fixture: Fixture) -> None:
     await call(fixture, lambda: ah.compose(Calls, members(fixture, timeout=5)).call(1))
 
 
-def _time_limit_with(tool: Any) -> Body:
+def _time_limit_with(tool: Tool) -> Body:
     async def body(fixture: Fixture) -> None:
         async def tool_then_wait(call: int) -> None:
             await used(call)
@@ -195,7 +204,7 @@ def _time_limit_with(tool: Any) -> Body:
     return body
 
 
-def _group_with(tool: Any) -> Body:
+def _group_with(tool: Tool) -> Body:
     async def body(fixture: Fixture) -> None:
         use(fixture, tool, "m0.enter", "m0.call", "m1.call", "m0.leave")
         hooks = [*members(fixture, Context, 2), ah.configure(Quiet(fixture, "b0"), background=True)]
@@ -203,6 +212,28 @@ def _group_with(tool: Any) -> Body:
         async with ah.HookGroup(Calls, hooks) as group:
             await call(fixture, lambda: group.hooks.call(1))
             await call(fixture, lambda: group.hooks.call(2))
+
+    return body
+
+
+def _failure_beside(tool: Tool) -> Body:
+    """A hook fails before another one that uses the tool, or after it."""
+
+    async def body(fixture: Fixture) -> None:
+        failing = fixture.seed % 2
+        use(fixture, tool, f"m{1 - failing}.call", "m2.call")
+        fixture.actions[f"m{failing}.call"] = fails(Broken)
+        await call(fixture, lambda: ah.compose(Calls, members(fixture)).call(1))
+
+    return body
+
+
+def _race_with(tool: Tool) -> Body:
+    """The hook that ends first has the answer, and the other ones are cancelled."""
+
+    async def body(fixture: Fixture) -> None:
+        use(fixture, tool, "m0.race", "m1.race")
+        assert await call(fixture, lambda: ah.compose(Calls, members(fixture)).race(1)) == 1
 
     return body
 
@@ -335,6 +366,8 @@ async def left_while_called(fixture: Fixture) -> None:
 
 _TIMEOUT = (ah.errors.HookTimeoutError, ExceptionGroup)
 for _tool in TOOLS:
-    _name = _tool.__name__.replace("_", " ")
+    _name = name_of(_tool)
     scenario(f"a hook group with a {_name}", hooks=0)(_group_with(_tool))
+    scenario(f"a hook of a group fails beside a {_name}", hooks=0, expect=Broken)(_failure_beside(_tool))
+    scenario(f"a race of hooks with a {_name}", hooks=0)(_race_with(_tool))
     scenario(f"a time limit after a {_name}", hooks=0, expect=_TIMEOUT)(_time_limit_with(_tool))

@@ -150,7 +150,15 @@ class TaskGroup(Place):
             return
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.siblings.append(end)
-        with self.happens(lambda: not end.done() and end.set_exception(SiblingError()) is None):
+
+        def fail() -> bool:
+            could = not end.done()
+            if could:
+                end.set_exception(SiblingError())
+                end.exception()  # the sibling may be cancelled before it gets it
+            return could
+
+        with self.happens(fail):
             async with asyncio.TaskGroup() as group:
                 group.create_task(_await(end), name=f"{HARNESS} sibling")
                 if depth > 1:
