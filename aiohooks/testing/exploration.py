@@ -270,7 +270,10 @@ class _Run:
         self._main = self._loop.create_task(self._limited(program), name="program", context=context)
         self._main.add_done_callback(self._ended)
         try:
-            self._loop.run_forever()
+            try:
+                self._loop.run_forever()
+            except SystemExit as error:  # out of a callback, or out of the program, whose error it is then, too
+                self.error = error
             self._judge()
             self._end_tasks()
         finally:
@@ -391,8 +394,8 @@ class _Run:
         if self._limit is None or not self._limit.expired():
             happened.discard("timeout")
         if self.error is not None:
-            self.waits = _waits(asyncio.all_tasks(self._loop))
-            self.problem = f"it does not always hold: {safe_repr(self.error)}"
+            what = "it ends the process" if isinstance(self.error, SystemExit) else "it does not always hold"
+            self.waits, self.problem = _waits(asyncio.all_tasks(self._loop)), f"{what}: {safe_repr(self.error)}"
             return
         if not main.done():
             self.waits = _waits(asyncio.all_tasks(self._loop))

@@ -27,7 +27,7 @@ class Calls:
     async def on(self) -> None: ...
 
 
-# Those that call the act after their own cancel; `test_interleavings.py` has the others, and what comes in the middle of one.
+# Those that call the act after their own cancel; `tests/fuzz/explored/tools.py` has the others, and what comes in between.
 TOOLS = [tool for tool in tools_of_hooks.TOOLS if not tool.__name__.startswith("inside")]
 tools = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])

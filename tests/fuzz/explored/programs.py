@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from aiohooks.testing.exploration import Disturbance
+from tests.fuzz.explored import signals
 from tests.fuzz.explored.harness import DISTURB, Result, explored, in_a_place
 from tests.fuzz.explored.injected_bugs import FAULTY
 from tests.fuzz.explored.scenarios import SCENARIOS
@@ -29,8 +30,13 @@ class Bug(NamedTuple):
     finding: str
 
 
+_SIGNALS: tuple[Disturbance, ...] = ("order", "choice", "event")
+
 PROGRAMS: dict[str, Program] = {one.name: Program(in_a_place(one)) for one in SCENARIOS}
+PROGRAMS |= {f"signals: {one.__name__}": Program(partial(signals.run, one), _SIGNALS) for one in signals.SCENARIOS}
 BUGS: dict[str, Bug] = {name: Bug(Program(in_a_place(one)), finding) for name, (one, finding) in FAULTY.items()}
+for _name, (*_replaced, _finding) in signals.BUGS.items():
+    BUGS[_name] = Bug(Program(partial(signals.run_with_bug, *_replaced), _SIGNALS), _finding)
 
 
 async def explored_program(name: str, program: Program, seeds: int, first: int = 0, exhaust: int | None = None) -> Result:

@@ -1,0 +1,49 @@
+"""Signals to processes: a part of `python -m tests.fuzz.signals` in every test run, and of its part that computes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conformance.report import installed_loops
+from tests.fuzz.signals import computing
+from tests.fuzz.signals.__main__ import main
+from tests.fuzz.signals.processes import send_to_processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.every_python]
+
+
+@pytest.mark.sample
+def test_signals_to_processes() -> None:
+    """One to three signals to processes, some of them in a chosen phase and some at a random moment."""
+    found = send_to_processes(count=10, loop=installed_loops()[-1])
+    assert found.violations == []
+    assert (len(found.phases), found.phases["random moment"]) == (6, 5)
+
+
+def test_the_command_counts_its_signals(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command prints the number of signals on each loop, and returns 0 when it found no violation."""
+    assert main(["--processes", "1", "--loop", "asyncio"]) == 0
+    output = capsys.readouterr().out
+    assert re.search(r"asyncio: [123] signals to 1 processes in .*; 0 violations$", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", computing.KINDS)
+def test_steps_that_compute_end_at_sigterm(kind: str) -> None:
+    """A training that only computes ends with the step in which SIGTERM arrives, or with the next one."""
+    stop = computing.stop_process(kind)
+    reason = "the server received SIGTERM" if kind == "service" else "SIGTERM received"
+    assert (stop.reason, stop.exit_code, stop.replies) == (reason, 0, computing.REQUESTS if kind == "service" else 0)
+    assert stop.steps_after <= 1
+
+
+def test_the_command_for_steps_that_compute_prints_the_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command prints a line for each kind, and fails if a step too many was made."""
+    monkeypatch.setattr(computing, "stop_process", lambda *_: computing.Stop(0.25, 1, "SIGTERM received", 0))
+    assert computing.main(["--processes", "2"]) == 0
+    assert "graph                  2                 250.0 ms               1\n" in capsys.readouterr().out
+    monkeypatch.setattr(computing, "stop_process", lambda *_: computing.Stop(0.25, 2, "SIGTERM received", 0))
+    assert computing.main([]) == 1
