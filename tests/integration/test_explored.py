@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiohooks.testing import explore
 from tests.fuzz.explored.__main__ import main
 from tests.fuzz.explored.fixture import SessionScenario
 from tests.fuzz.explored.harness import explored, finding, in_a_place
@@ -14,6 +15,7 @@ from tests.fuzz.explored.injected_bugs import SOUND
 from tests.fuzz.explored.places import PLACES
 from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 from tests.fuzz.explored.scenarios import SCENARIOS
+from tests.fuzz.random_programs.programs import ERRORS, Program, draw
 
 pytestmark = pytest.mark.every_python
 
@@ -25,7 +27,7 @@ def test_programs_keep_their_laws_however_they_are_disturbed() -> None:
     """Cancelled anywhere, in any place, in any order: a program is cancelled and leaks nothing."""
     found = list(results(PROGRAMS, SEEDS, jobs=2))
     assert not [one.problem for one in found if one.problem]
-    assert all(one.schedules == SEEDS + 1 for one in found)
+    assert all(one.schedules == SEEDS * PROGRAMS[one.name].times + 1 for one in found)
     assert sum(one.cancels for one in found) > 4 * len(found)
     assert sum(one.events for one in found) > 4 * len(found)
 
@@ -46,7 +48,33 @@ async def test_sound_code_passes(scenario: SessionScenario) -> None:
 async def test_an_injected_bug_is_found(name: str) -> None:
     """Each injected bug is found, as the kind of violation that it is."""
     bug = BUGS[name]
-    assert bug.finding in await finding(bug.program.run, bug.finding, 60, bug.program.disturb)
+    assert bug.finding in await finding(bug.program, bug.finding, seeds=60)
+
+
+async def test_random_programs_have_all_kinds_of_actions() -> None:
+    """Five hundred of them have each action, each kind of error and each attribute of a hook."""
+    drawn: list[Program] = []
+
+    async def program() -> None:
+        drawn.append(draw())
+
+    await explore(program, seeds=500, disturb=["choice"])
+    hooks = [hook for one in drawn for hook in (*one.hooks, *one.members)]
+    kinds, scripts = set[str](), [script for one in drawn for script in (*one.callers, *one.operations)]
+    scripts += [script for hook in hooks for _, script in hook.methods]
+    while scripts:
+        for action in scripts.pop():
+            kinds.add(f"fail {ERRORS[action.n]}" if action.kind == "fail" else action.kind)
+            scripts += action.scripts
+    assert kinds == {
+        "aclose", "anyio_group", "background", "call", "cancelled", "catch", "cleanup", "event", "fail clean end",
+        "fail group", "fail plain", "fail recoverable", "fail takes no note", "finally", "gather", "group", "hooked", "raw",
+        "run", "scope", "session", "set", "shield", "stale", "step_fn", "stop", "swallow", "third_party", "timeout",
+        "together", "turns", "until", "wait", "wait_for",
+    }  # fmt: skip
+    assert {hook.order for hook in hooks} == {-1, 0, 1}
+    assert {hook.on_error for hook in hooks} == {"raise", "log"}
+    assert {hook.background for hook in hooks} == {hook.fetches for hook in hooks} == {True, False}
 
 
 def test_the_command_prints_a_row_for_each_program(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,8 +83,8 @@ def test_the_command_prints_a_row_for_each_program(capsys: pytest.CaptureFixture
     table = capsys.readouterr().out.splitlines()
     assert table[1].split()[:5] == ["two", "steps,", "1", "hooks", "6"]
     assert table[2].split()[:2] == ["sum", "6"]
-    assert main(["--program", "swallows", "--injected-bugs"]) == 0
-    assert capsys.readouterr().out.split() == ["swallows", "found", "advance_swallows_a_cancel", "found"]
+    assert main(["--program", "leaves_a_task", "--injected-bugs"]) == 0
+    assert capsys.readouterr().out.split() == ["leaves_a_task", "found", "hook_leaves_a_task", "found"]
 
 
 def test_the_command_refuses_an_unknown_program(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def find_bugs(names: Sequence[str], seeds: int) -> int:
     failed = False
     for name in names:
         bug = BUGS[name]
-        found = asyncio.run(finding(bug.program.run, bug.finding, seeds, bug.program.disturb))
+        found = asyncio.run(finding(bug.program, bug.finding, seeds))
         failed = failed or bug.finding not in found
         print(f"{name:60} {'found' if bug.finding in found else f'NOT FOUND: {bug.finding}; but {found}'}", flush=True)
     return int(failed)

@@ -12,9 +12,10 @@ import contextlib
 import functools
 import math
 import os
+import re
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 from unittest import mock
@@ -260,40 +261,50 @@ class Result(NamedTuple):
 
 
 @contextlib.contextmanager
-def counting_tasks() -> Generator[None]:
-    """Let the explorer make `CountingTask`s."""
+def making(tasks: type[NumberedTask]) -> Generator[None]:
+    """Let the explorer make tasks of this kind."""
     with (
-        mock.patch.object(exploration, "NumberedTask", CountingTask),
-        mock.patch("aiohooks.testing._schedule_loop.NumberedTask", CountingTask),
+        mock.patch.object(exploration, "NumberedTask", tasks),
+        mock.patch("aiohooks.testing._schedule_loop.NumberedTask", tasks),
         mock.patch.object(exploration, "_MOST_STEPS", MAX_STEPS),
     ):
         yield
 
 
-def in_a_place(scenario: Scenario) -> Callable[[], Awaitable[None]]:
+class Program(NamedTuple):
+    """A program, what disturbs it, and of which kind its tasks are."""
+
+    run: Callable[[], Awaitable[Any]]
+    disturb: tuple[exploration.Disturbance, ...] = DISTURB
+    tasks: type[NumberedTask] = CountingTask
+    times: int = 1
+    """How many more schedules than another program it gets."""
+
+
+def in_a_place(scenario: Scenario) -> Program:
     """Return the program that runs a scenario in a place."""
-    return functools.partial(run_in_a_place, scenario)
+    return Program(functools.partial(run_in_a_place, scenario))
 
 
-async def finding(
-    program: Callable[[], Awaitable[Any]], what: str, seeds: int, disturb: tuple[exploration.Disturbance, ...] = DISTURB
-) -> str:
+async def finding(program: Program, what: str, seeds: int) -> str:
     """Return what was found last: with a cancel at each wait, and then by seeds, so many or until it was to be found."""
-    events = [kind for kind in disturb if kind not in ("order", "choice")]
-    found = (await explored("", program, events, exhaust=1)).problem
-    for seed in range(seeds):
-        if what in found:
-            break
-        found = (await explored("", program, disturb, seeds=[seed])).problem or found
+    events = [kind for kind in program.disturb if kind not in ("order", "choice", "slow")]
+    with mock.patch.object(exploration, "_MOST_SHRINKING", 0):
+        found = (await explored("", program, disturb=events, exhaust=1)).problem
+        seed, seeds = 0, seeds * program.times
+        while what not in found and seed < seeds:
+            last = (await explored("", program, seeds=range(seed, seeds))).problem
+            number = re.search(r"\(seed (\d+), ", last)
+            seed, found = int(number[1]) + 1 if number else seeds, last or found
     return found
 
 
-async def explored(name: str, program: Callable[[], Awaitable[Any]], disturb: Iterable[Any] = DISTURB, **options: Any) -> Result:
+async def explored(name: str, program: Program, **options: Any) -> Result:
     """Explore a program; return what it did, and the problem that was found."""
     files, threads = _files(), set(threading.enumerate())
     try:
-        with counting_tasks():
-            done = await explore(program, disturb=disturb, max_secs=MAX_SECS, **options)
+        with making(program.tasks):
+            done = await explore(program.run, max_secs=MAX_SECS, **{"disturb": program.disturb, **options})
     except exploration.ExplorationError as error:
         return Result(name, 0, 0, 0, 0, f"{name}: {error}")
     problem = f"{len(_files()) - len(files)} more file descriptors" if len(_files()) > len(files) else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -11,16 +11,11 @@ from typing import Any, NamedTuple
 
 from aiohooks.testing.exploration import Disturbance
 from tests.fuzz.explored import signals
-from tests.fuzz.explored.harness import DISTURB, Result, explored, in_a_place
+from tests.fuzz.explored.harness import Program, Result, explored, in_a_place
 from tests.fuzz.explored.injected_bugs import FAULTY
 from tests.fuzz.explored.scenarios import SCENARIOS
-
-
-class Program(NamedTuple):
-    """A program, and what disturbs it."""
-
-    run: Callable[[], Awaitable[Any]]
-    disturb: tuple[Disturbance, ...] = DISTURB
+from tests.fuzz.random_programs import injected_bugs, model
+from tests.fuzz.random_programs.records import TrackedTask
 
 
 class Bug(NamedTuple):
@@ -31,18 +26,22 @@ class Bug(NamedTuple):
 
 
 _SIGNALS: tuple[Disturbance, ...] = ("order", "choice", "event")
+_RANDOM: tuple[Disturbance, ...] = ("order", "slow", "choice", "event")
 
-PROGRAMS: dict[str, Program] = {one.name: Program(in_a_place(one)) for one in SCENARIOS}
+PROGRAMS: dict[str, Program] = {one.name: in_a_place(one) for one in SCENARIOS}
 PROGRAMS |= {f"signals: {one.__name__}": Program(partial(signals.run, one), _SIGNALS) for one in signals.SCENARIOS}
-BUGS: dict[str, Bug] = {name: Bug(Program(in_a_place(one)), finding) for name, (one, finding) in FAULTY.items()}
+PROGRAMS["random sessions"] = Program(model.run, _RANDOM, TrackedTask, times=100)
+BUGS: dict[str, Bug] = {name: Bug(in_a_place(one), finding) for name, (one, finding) in FAULTY.items()}
 for _name, (*_replaced, _finding) in signals.BUGS.items():
     BUGS[_name] = Bug(Program(partial(signals.run_with_bug, *_replaced), _SIGNALS), _finding)
+for _name, _bug in injected_bugs.BUGS.items():
+    BUGS[f"random: {_name}"] = Bug(Program(partial(injected_bugs.run_with, _bug), _RANDOM, TrackedTask, times=50), _bug.law)
 
 
 async def explored_program(name: str, program: Program, seeds: int, first: int = 0, exhaust: int | None = None) -> Result:
     """Explore a program; each has seeds of its own, as many disturbances begin in the same way otherwise."""
     start = first + zlib.crc32(name.encode())
-    return await explored(name, program.run, program.disturb, seeds=range(start, start + seeds), exhaust=exhaust)
+    return await explored(name, program, seeds=range(start, start + seeds * program.times), exhaust=exhaust)
 
 
 def results(names: Iterable[str], seeds: int, first: int = 0, exhaust: int | None = None, jobs: int = 1) -> Iterator[Result]:

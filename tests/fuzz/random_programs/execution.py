@@ -18,13 +18,11 @@ import anyio
 
 import aiohooks as ah
 from aiohooks.errors import SessionClosedError
-from aiohooks.testing import ManualClock
+from aiohooks.testing import may_happen
 from tests.fuzz.random_programs.programs import OPERATIONS, Action, HookSpec, Program, Script
 from tests.fuzz.random_programs.records import HARNESS, Record, Recorder, SessionRecord, TrackedTask
 
 GRACE_SECS = 300.0
-MOST_TICKS = 3_000
-"""A program that has not ended after so many ticks hangs; the longest grace period fits in several times."""
 SEEN_BY_STEP = [contextvars.ContextVar[Any](f"hook_{number}", default=None) for number in range(8)]
 
 
@@ -154,67 +152,52 @@ class Announced(ah.SessionRunHook):
 class Execution(Recorder):
     """One run of a program."""
 
-    def __init__(self, program: Program, *, tracing: bool = False) -> None:
-        super().__init__(tracing=tracing)
+    def __init__(self, program: Program) -> None:
+        super().__init__()
         self.program = program
         self.group_record = SessionRecord(program.members, -1, recovers=False, graph=False)
         self.group: Any = None
         self.wrong: list[str] = []
         """What the program itself found wrong."""
-        self.loop_errors: list[str] = []
         self.left: list[str] = []
-        self.hung = False
+        self.tasks: list[TrackedTask] = []
         self._tokens = itertools.count(1)
         self._failures: dict[int, int] = {}
 
     # -- running
 
-    def execute(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the program to its end, in a loop made for this."""
-        self.clock = ManualClock()
-        TrackedTask.numbers = itertools.count()
-        self.tasks: list[TrackedTask] = []
-        context = contextvars.copy_context()
-        root = context.run(self._start, loop)
-        loop.call_soon(self._tick, loop, root)
-        # A future of its own, as `run_until_complete` adds a callback to what it waits for.
-        loop.run_until_complete(self._done)
-        if root.done() and not root.cancelled():
+    async def execute(self) -> None:
+        """Run the program to its end; its callers may be cancelled meanwhile."""
+        loop = asyncio.get_running_loop()
+        self.events: list[asyncio.Future[None]] = [loop.create_future() for _ in self.program.events]
+        timers = [loop.call_later(secs, self.set_event, number) for number, secs in enumerate(self.program.events)]
+        with (
+            may_happen(self._cancel_caller, "cancel of the first caller"),
+            may_happen(self._cancel_last, "cancel of the last caller"),
+        ):
+            # In a task of its own: that of the exploration is waited for by nothing that could be cancelled.
+            root = TrackedTask(self._main(), loop=loop, name="caller 0")
+            root.is_caller = True
+            self.tasks.append(root)
+            await asyncio.wait([root])
+        for timer in timers:
+            timer.cancel()
+        if not root.cancelled():
             root.exception()
-        for task in () if self.hung else asyncio.all_tasks(loop):
-            self.left.append(f"{task.get_name()} {_place(task)}")
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        self.left = [f"{task.get_name()} {_place(task)}" for task in others]
+        for task in others:
             task.cancel()
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[Any]:
-        self._done = loop.create_future()
-        self._context = self.clock.__enter__()
-        self.events = [loop.create_future() for _ in self.program.events]
+    def _cancel_caller(self, number: int = 0) -> bool:
+        return bool(self.tasks) and self.tasks[number].cancel(HARNESS)
+
+    def _cancel_last(self) -> bool:
+        return len(self.tasks) > 1 and self._cancel_caller(-1)
+
+    async def _main(self) -> None:
         record = Record("main", "main", None, is_library=False)
-        task = TrackedTask(self._main(record), loop=loop, name="caller 0", context=contextvars.copy_context())
-        task.is_caller = True
-        self.tasks.append(task)
-        task.add_done_callback(lambda _: None if self._done.done() else self._done.set_result(None))
-        return task
-
-    def _tick(self, loop: asyncio.AbstractEventLoop, root: asyncio.Task[Any]) -> None:
-        if self._done.done():
-            return
-        self.ticks += 1
-        for number, tick in enumerate(self.program.events):
-            if tick == self.ticks:
-                self.set_event(number)
-        for tick, who in self.program.cancels:
-            if tick == self.ticks and who < len(self.tasks) and self.tasks[who].cancel(HARNESS):
-                self.note(f"cancel caller {who}")
-        self.clock.advance(1)
-        if self.ticks >= MOST_TICKS:
-            self.hung = True
-            self.left = [f"{one!r}" for one in self.records if one.ended is None]
-            self._done.set_result(None)
-        loop.call_soon(self._tick, loop, root)
-
-    async def _main(self, record: Record) -> None:
-        with contextlib.suppress(BaseException):
+        with contextlib.suppress(Exception, asyncio.CancelledError):
             await self.watch(record, self._with_group(self.program) if self.program.members else self._use(self.program))
         for task in self.tasks[1:]:
             await self._wait(task)
@@ -245,7 +228,7 @@ class Execution(Recorder):
 
         async def other(number: int) -> None:
             record = Record("caller", f"caller {number}", session, is_library=False)
-            with contextlib.suppress(BaseException):
+            with contextlib.suppress(Exception, asyncio.CancelledError):
                 await self.watch(record, self.run(program.callers[number], Place(session)))
 
         async def body() -> None:
@@ -289,7 +272,7 @@ class Execution(Recorder):
                 await asyncio.wait([task])
 
     def clear(self) -> None:
-        """Break the reference cycles, so that tasks and errors go without the garbage collector."""
+        """Break the reference cycles of what lives on, so that errors go with their frames."""
         for one in self.records:
             if one.outcome is not None:
                 one.outcome.__traceback__ = None
@@ -402,7 +385,7 @@ class Execution(Recorder):
 
     async def do_wait(self, action: Action, place: Place) -> None:
         waiter = asyncio.get_running_loop().create_future()
-        timer = self.clock.call_later(action.n, lambda: waiter.done() or waiter.set_result(None))
+        timer = _call_later(action.n, lambda: waiter.done() or waiter.set_result(None))
         try:
             await waiter
         finally:
@@ -530,7 +513,7 @@ class Execution(Recorder):
                         timeout.reschedule(loop.time())
 
                 inside.append(None)
-                timer = self.clock.call_later(action.n, expire)
+                timer = _call_later(action.n, expire)
                 try:
                     await self.run(action.scripts[0], place)
                 finally:
@@ -549,7 +532,7 @@ class Execution(Recorder):
 
         async def scoped() -> None:
             with anyio.CancelScope() as scope:
-                timer = self.clock.call_later(action.n, scope.cancel)
+                timer = _call_later(action.n, scope.cancel)
                 try:
                     await self.run(action.scripts[0], place)
                 finally:
@@ -706,6 +689,10 @@ class Execution(Recorder):
         assert session is not None
         session.closing = session.closing or next(self.count)
         await self.library("aclose", place, session.session.aclose())
+
+
+def _call_later(secs: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(secs, callback)
 
 
 def _configured(hook: Any, spec: HookSpec) -> Any:

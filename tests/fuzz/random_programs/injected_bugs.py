@@ -23,6 +23,7 @@ from aiohooks.graph.variables import Values
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
 from tests.fuzz._harness import Method, replaced
+from tests.fuzz.random_programs import model
 from tests.support.waiting import forever
 
 
@@ -41,6 +42,12 @@ class Bug:
 
 
 BUGS: dict[str, Bug] = {}
+
+
+async def run_with(bug: Bug) -> None:
+    """Run a program while the library has a bug."""
+    with bug.injected():
+        await model.run()
 
 
 def _in_the_library(statement: str) -> None:
@@ -131,13 +138,13 @@ async def task_is_left(run: Method, *args: Any) -> Any:
 keep: list[Any] = []
 
 
-@bug(ah.AsyncMonitoredSession, "run", "loop error")
+@bug(ah.AsyncMonitoredSession, "run", "an error was lost")
 async def error_is_never_retrieved(run: Method, *args: Any) -> Any:
     asyncio.get_running_loop().create_future().set_exception(ValueError())
     return await run(*args)
 
 
-@bug(ah.AsyncMonitoredSession, "run", "deadlock")
+@bug(ah.AsyncMonitoredSession, "run", "a deadlock")
 async def wake_up_is_lost(run: Method, *args: Any) -> Any:
     await run(*args)
     await asyncio.get_running_loop().create_future()

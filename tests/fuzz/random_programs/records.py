@@ -8,10 +8,11 @@ import logging
 import sys
 import types
 from collections.abc import Awaitable, Coroutine, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import aiohooks as ah
 from aiohooks.errors import is_clean_end
+from aiohooks.testing._schedule_loop import NumberedTask
 from tests.fuzz._harness import called_by_library
 from tests.fuzz.random_programs.programs import HookSpec
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 HARNESS = "cancelled by the harness"
 
 
-class TrackedTask(asyncio.Task[Any]):
+class TrackedTask(NumberedTask):
     """A task that tells the library's cancels from those of others."""
 
     pending: int | None = None
@@ -32,7 +33,6 @@ class TrackedTask(asyncio.Task[Any]):
     """The library's cancels, without those taken back by it."""
     by_library = 0
     """How often the library has cancelled it or taken a cancel back: never, if it is a caller's."""
-    numbers: ClassVar[Iterator[int]] = itertools.count()
     is_caller = False
     is_miscounted = False
     """Whether others have taken back more cancels than were theirs."""
@@ -42,11 +42,7 @@ class TrackedTask(asyncio.Task[Any]):
     def __init__(self, coro: Any, **options: Any) -> None:
         self.stack: list[Record] = []
         """The calls that it is in, the outermost first."""
-        self.number = next(TrackedTask.numbers)
         super().__init__(coro, **options)
-
-    def __hash__(self) -> int:
-        return self.number  # asyncio and anyio keep tasks in sets: their order is to be the same in every run
 
     def cancel(self, msg: Any = None) -> bool:
         accepted = super().cancel(msg)
@@ -81,11 +77,6 @@ class TrackedTask(asyncio.Task[Any]):
         else:
             self.balance -= bool(self.cancelling())
         return super().uncancel()
-
-
-def make_task(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
-    """Make a tracked task: a task factory."""
-    return TrackedTask(coro, loop=loop, **options)
 
 
 class Record:
@@ -198,12 +189,10 @@ class SessionRecord:
 class Recorder:
     """Keeps the records of one execution, in order."""
 
-    def __init__(self, *, tracing: bool = False) -> None:
+    def __init__(self) -> None:
         self.records: list[Record] = []
         self.logs: list[logging.LogRecord] = []
         self.sessions: list[SessionRecord] = []
-        self.ticks = 0
-        self.trace: list[str] | None = [] if tracing else None
         self.count: Iterator[int] = itertools.count(1)
         """Numbers for whatever happens."""
         self._external: list[tuple[asyncio.Task[Any], BaseException, int]] = []
@@ -232,8 +221,6 @@ class Recorder:
             record.count, record.count_error = task.cancelling(), task.cancelling() - task.balance
             record.was_cancelled = bool(getattr(task, "_must_cancel", False))
             task.stack.append(record)
-        if self.trace is not None:
-            self.note(f"{record.name}{f' of run {record.token}' if record.token else ''} begins")
 
     def thrown(self, record: Record, error: BaseException) -> None:
         """Note a cancel that is thrown in; the outermost record of its task sees it first."""
@@ -245,8 +232,6 @@ class Recorder:
                 task.pending = None
             if any(task is owner and error is one and depth < record.depth for owner, one, depth in self._external):
                 record.external.append(error)
-        if self.trace is not None:
-            self.note(f"{record.name} is cancelled{' from outside' if error in record.external else ''}")
 
     def ended(self, record: Record, error: BaseException | None) -> None:
         record.ended, record.outcome = next(self.count), error
@@ -282,12 +267,6 @@ class Recorder:
             if record.is_library and not getattr(task, "is_miscounted", False):
                 record.kept = [one for one in record.external if not any(one is other for other in self._absorbed)]
             self._absorbed += record.external
-        if self.trace is not None:
-            self.note(repr(record))
-
-    def note(self, text: str) -> None:
-        if self.trace is not None:
-            self.trace.append(f"{self.ticks:5} {text}")
 
     def of(self, session: SessionRecord) -> list[Record]:
         """Return the records of a session."""
