@@ -81,9 +81,11 @@ class Schedule:
             self.later.append(((key, number), options))
         return choice
 
-    def take_back(self, key: str) -> None:
-        """Forget the last choice of this kind: it could not happen."""
-        self.taken.pop((key, self.numbers[key]), None)
+    def take_back(self, key: str) -> Place:
+        """Forget the last choice of this kind, which could not happen, and return its place."""
+        place = key, self.numbers[key]
+        self.taken.pop(place, None)
+        return place
 
 
 class NumberedFuture(asyncio.Future[Any]):

@@ -25,9 +25,11 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
@@ -197,8 +199,7 @@ def choose(first: T, *others: T, name: str = "") -> T:
     return values[run.choose("choice", len(values), lambda choice: f"{name or 'chosen'}: {safe_repr(values[choice])}", name)]
 
 
-@contextlib.contextmanager
-def may_happen(event: Callable[[], object], name: str = "") -> Generator[None]:
+def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextManager[None]:
     """Say what may happen at any wait while the block is active, in an exploration.
 
     Example: `with may_happen(server.drop_connections): ...`.
@@ -207,28 +208,26 @@ def may_happen(event: Callable[[], object], name: str = "") -> Generator[None]:
         event: a function that lets it happen. It must not fail; once it has returned False, it could not happen.
         name: for messages; by default that of the function.
     """
-    run, one = _current_run.get(), (event, name or getattr(event, "__name__", "event"))
-    events = [] if run is None else run.events
-    events.append(one)
-    try:
-        yield
-    finally:
-        events.remove(one)
+    run = _current_run.get()
+    return _member([] if run is None else run.events, (event, name or getattr(event, "__name__", "event")))
 
 
-@contextlib.contextmanager
-def always(check: Callable[[], object]) -> Generator[None]:
+def always(check: Callable[[], object]) -> AbstractContextManager[None]:
     """Call a function at every wait while the block is active, in an exploration; it asserts what must always hold.
 
     Example: `with always(account.check_balance): ...`.
     """
     run = _current_run.get()
-    checks = [] if run is None else run.checks
-    checks.append(check)
+    return _member([] if run is None else run.checks, check)
+
+
+@contextlib.contextmanager
+def _member(items: list[T], item: T) -> Generator[None]:
+    items.append(item)
     try:
         yield
     finally:
-        checks.remove(check)
+        items.remove(item)
 
 
 class _Run:
@@ -292,7 +291,7 @@ class _Run:
 
     def choose(self, kind: str, options: int, note: Callable[[int], str], name: str = "") -> int:
         """Return what the schedule chooses; `note` says what that means."""
-        key = f"{kind}:{_SPACES.sub('_', name)}" if name else kind
+        key = _key(kind, name)
         choice = self.schedule.choose(kind, options, key)
         if choice and self.schedule.is_given:  # only then are they wanted
             self.notes[key, self.schedule.numbers[key]] = note(choice)
@@ -337,9 +336,7 @@ class _Run:
 
     def _may_happen(self, kind: str, happen: Callable[[], bool], name: str = "") -> None:
         if self.choose(kind, 2, lambda _: f"{name or kind}, {self._place()}", name) and not happen():
-            key = f"{kind}:{_SPACES.sub('_', name)}" if name else kind
-            self.notes.pop((key, self.schedule.numbers[key]), None)
-            self.schedule.take_back(key)
+            self.notes.pop(self.schedule.take_back(_key(kind, name)), None)
 
     def _next_task(self, tasks: list[asyncio.Task[Any]]) -> int:
         if len(tasks) == 1 or self._is_over:
@@ -547,6 +544,8 @@ class _Explorer:
         taken = sorted(again.notes.items(), key=lambda one: (one[0][0], one[0][1]))
         replay = " ".join(f"{kind}@{number}={choice}" for (kind, number), choice in sorted(run.schedule.taken.items()))
         lines = [f"{run.problem} ({name}, {self.schedules:,} schedules)", *(f"  disturbed: {note}" for _, note in taken)]
+        if run.error is not None and (frames := traceback.extract_tb(flattened([run.error])[0].__traceback__)):
+            lines.append(f"  raised in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})")
         lines += [f"  {one}" for one in run.waits]
         if _kind(again) != _kind(run):
             lines.append("  it did not come again with the same disturbances: something else than these decides what happens")
@@ -570,6 +569,10 @@ class _Explorer:
                     break
                 size //= 2
         return run
+
+
+def _key(kind: str, name: str) -> str:
+    return f"{kind}:{_SPACES.sub('_', name)}" if name else kind
 
 
 def _kind(run: _Run) -> tuple[str, type | None]:

@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.clock import wake
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import ExplorationError, ManualClock, always, choose, explore, may_happen, unreliable
 from aiohooks.testing.exploration import DISTURBANCES, Disturbance
@@ -382,7 +383,7 @@ async def test_one_cancel_at_every_wait_and_two() -> None:
         try:
             for number in "12":
                 wait = asyncio.get_running_loop().create_future()
-                asyncio.get_running_loop().call_soon(lambda wait=wait: wait.done() or wait.set_result(None))
+                asyncio.get_running_loop().call_soon(wake, wait)
                 await wait
                 ends[-1] += number
         finally:
