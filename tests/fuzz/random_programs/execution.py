@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 
 import aiohooks as ah
+from aiohooks._aio.cancel import current_task
 from aiohooks.errors import SessionClosedError
 from aiohooks.testing import may_happen
 from tests.fuzz.random_programs.programs import OPERATIONS, Action, HookSpec, Program, Script
@@ -149,6 +150,21 @@ class Announced(ah.SessionRunHook):
         self.record.epoch += 1
 
 
+Do = Callable[["Execution", Action, Place], Coroutine[Any, Any, None]]
+
+
+def user(name: str) -> Callable[[Do], Do]:
+    """Record that an action is something of the user's own which cancels tasks."""
+
+    def add(do: Do) -> Do:
+        async def recorded(self: Execution, action: Action, place: Place) -> None:
+            await self.watch(Record("user", name, place.session, is_library=False), do(self, action, place))
+
+        return recorded
+
+    return add
+
+
 class Execution(Recorder):
     """One run of a program."""
 
@@ -271,28 +287,6 @@ class Execution(Recorder):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([task])
 
-    def clear(self) -> None:
-        """Break the reference cycles of what lives on, so that errors go with their frames."""
-        for one in self.records:
-            if one.outcome is not None:
-                one.outcome.__traceback__ = None
-        for session in (*self.sessions, self.group_record):
-            session.session = session.record = session.body = None
-        self.group = None
-        for task in self.tasks:
-            task.stack.clear()
-        for records in (
-            self.records,
-            self.sessions,
-            self.tasks,
-            self._by_session,
-            self._external,
-            self._absorbed,
-            self.logs,
-            self.events,
-        ):
-            records.clear()
-
     # -- sessions
 
     def session(self, hooks: Sequence[HookSpec], *, recovers: bool, graph: bool, step: Script = ()) -> SessionRecord:
@@ -365,10 +359,6 @@ class Execution(Recorder):
             return session.values[token]
         return 1
 
-    async def _user(self, name: str, place: Place, coro: Coroutine[Any, Any, Any]) -> None:
-        """Await something of the user's own that cancels tasks."""
-        await self.watch(Record("user", name, place.session, is_library=False), coro)
-
     # -- scripts
 
     async def run(self, script: Script, place: Place) -> None:
@@ -384,12 +374,7 @@ class Execution(Recorder):
             await asyncio.sleep(0)
 
     async def do_wait(self, action: Action, place: Place) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        timer = _call_later(action.n, lambda: waiter.done() or waiter.set_result(None))
-        try:
-            await waiter
-        finally:
-            timer.cancel()
+        await asyncio.sleep(action.n)
 
     async def do_event(self, action: Action, place: Place) -> None:
         event = self.events[action.n % len(self.events)]
@@ -417,128 +402,92 @@ class Execution(Recorder):
         kinds: tuple[type[Exception], ...] = (PlainError, RecoverableError, CleanEndError, NotelessError)
         return kinds[kind](text)
 
+    @user("group")
     async def do_group(self, action: Action, place: Place) -> None:
         """`asyncio.TaskGroup`; with `m` its errors are handled."""
         group = asyncio.TaskGroup()
-        await self._in_group("TaskGroup", group, lambda fn, *args: group.create_task(fn(*args)), action, place)
+        await self._in_group(group, lambda fn, *args: group.create_task(fn(*args)), action, place)
 
     do_together = do_group
 
+    @user("anyio task group")
     async def do_anyio_group(self, action: Action, place: Place) -> None:
         """The task group of anyio; with `m` its errors are handled."""
         group = anyio.create_task_group()
-        await self._in_group("anyio task group", group, group.start_soon, action, place)
+        await self._in_group(group, group.start_soon, action, place)
 
-    async def _in_group(self, name: str, group: Any, start: Callable[..., Any], action: Action, place: Place) -> None:
-        async def grouped() -> None:
-            try:
-                async with group:
-                    for script in action.scripts[1:]:
-                        start(self.child, (Action("turns", 1), *script), place)
-                    await self.run(action.scripts[0], place)
-            except* Exception:
-                if not action.m:
-                    raise
+    async def _in_group(self, group: Any, start: Callable[..., Any], action: Action, place: Place) -> None:
+        try:
+            async with group:
+                for script in action.scripts[1:]:
+                    start(self.child, (Action("turns", 1), *script), place)
+                await self.run(action.scripts[0], place)
+        except* Exception:
+            if not action.m:
+                raise
 
-        await self._user(name, place, grouped())
-
+    @user("gather")
     async def do_gather(self, action: Action, place: Place) -> None:
         """`asyncio.gather` that leaves no task."""
+        tasks = [asyncio.ensure_future(self.child(script, place)) for script in action.scripts]
+        try:
+            await asyncio.gather(*tasks, return_exceptions=bool(action.m))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await _ended(tasks)
 
-        async def gathered() -> None:
-            tasks = [asyncio.ensure_future(self.child(script, place)) for script in action.scripts]
-            try:
-                await asyncio.gather(*tasks, return_exceptions=bool(action.m))
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await _ended(tasks)
-
-        await self._user("gather", place, gathered())
-
+    @user("wait_for")
     async def do_wait_for(self, action: Action, place: Place) -> None:
         """`asyncio.wait_for`, whose time is never up, or with `m` always; its error is handled."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.child(action.scripts[0], place), 0 if action.m else 3600)
 
-        async def waited() -> None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.child(action.scripts[0], place), 0 if action.m else 3600)
-
-        await self._user("wait_for", place, waited())
-
+    @user("shield")
     async def do_shield(self, action: Action, place: Place) -> None:
         """`asyncio.shield` that leaves no task."""
+        task = asyncio.ensure_future(self.child(action.scripts[0], place))
+        try:
+            await asyncio.shield(task)
+        finally:
+            await _ended([task])
 
-        async def shielded() -> None:
-            task = asyncio.ensure_future(self.child(action.scripts[0], place))
-            try:
-                await asyncio.shield(task)
-            finally:
-                await _ended([task])
-
-        await self._user("shield", place, shielded())
-
+    @user("cleanup")
     async def do_cleanup(self, action: Action, place: Place) -> None:
         """The most usual end of a task, which may swallow a cancel of its own task."""
+        task = asyncio.ensure_future(self.child(action.scripts[0], place))
+        try:
+            await asyncio.sleep(0)
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+            await _ended([task])
 
-        async def cleaned_up() -> None:
-            task = asyncio.ensure_future(self.child(action.scripts[0], place))
-            try:
-                await asyncio.sleep(0)
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
-                await _ended([task])
-
-        await self._user("cleanup", place, cleaned_up())
-
+    @user("swallow")
     async def do_swallow(self, action: Action, place: Place) -> None:
         """Swallow every cancel: of a hook or an operation only its own, never that of its caller."""
-
-        async def swallowing() -> None:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self.run(action.scripts[0], place)
-
-        await self._user("swallow", place, swallowing())
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.run(action.scripts[0], place)
 
     async def do_timeout(self, action: Action, place: Place) -> None:
-        """`asyncio.timeout` of `n` ticks; with `m` its error is handled."""
-
-        async def limited() -> None:
-            loop = asyncio.get_running_loop()
-            async with asyncio.timeout(None) as timeout:
-
-                def expire() -> None:
-                    if inside:
-                        timeout.reschedule(loop.time())
-
-                inside.append(None)
-                timer = _call_later(action.n, expire)
-                try:
-                    await self.run(action.scripts[0], place)
-                finally:
-                    inside.clear()
-                    timer.cancel()
-
-        inside: list[None] = []
+        """`asyncio.timeout` of `n` seconds; with `m` its error is handled."""
         try:
-            await self._user("timeout", place, limited())
+            await self._limited(action, place)
         except TimeoutError:
             if not action.m:
                 raise
 
+    @user("timeout")
+    async def _limited(self, action: Action, place: Place) -> None:
+        async with asyncio.timeout(action.n):
+            await self.run(action.scripts[0], place)
+
+    @user("scope")
     async def do_scope(self, action: Action, place: Place) -> None:
-        """`anyio.move_on_after` of `n` ticks."""
-
-        async def scoped() -> None:
-            with anyio.CancelScope() as scope:
-                timer = _call_later(action.n, scope.cancel)
-                try:
-                    await self.run(action.scripts[0], place)
-                finally:
-                    timer.cancel()
-
-        await self._user("scope", place, scoped())
+        """`anyio.move_on_after` of `n` seconds."""
+        with anyio.move_on_after(action.n):
+            await self.run(action.scripts[0], place)
 
     async def do_finally(self, action: Action, place: Place) -> None:
         try:
@@ -550,37 +499,31 @@ class Execution(Recorder):
         with contextlib.suppress(Exception):
             await self.run(action.scripts[0], place)
 
+    @user("stale")
     async def do_stale(self, action: Action, place: Place) -> None:
         """Absorb a cancel of one's own, and leave the count too high, as `async_timeout` 4 does."""
-
-        async def absorb() -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            count = task.cancelling()
-            task.cancel()
-            try:
-                await asyncio.sleep(0)
-            except asyncio.CancelledError:
-                if task.cancelling() > count + 1:
-                    if isinstance(task, TrackedTask):
-                        task.excuse()  # another cancel came at the same time; whose, is not known any more
-                    raise
-
-        await self._user("stale", place, absorb())
+        task = current_task()
+        count = task.cancelling()
+        task.cancel()
+        try:
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            if task.cancelling() > count + 1:
+                if isinstance(task, TrackedTask):
+                    task.excuse()  # another cancel came at the same time; whose, is not known any more
+                raise
 
     async def do_cancelled(self, action: Action, place: Place) -> None:
         """Await something that was cancelled."""
         future = asyncio.get_running_loop().create_future()
         future.cancel()
-        if isinstance(task := asyncio.current_task(), TrackedTask) and task.is_stale:
+        if isinstance(task := current_task(), TrackedTask) and task.is_stale:
             task.excuse()  # by its count it was cancelled, and this is the error
         await future
 
     async def do_third_party(self, action: Action, place: Place) -> None:
         """Have one's own task cancelled by other code, at the next turn."""
-        task = asyncio.current_task()
-        assert task is not None
-        task.get_loop().call_soon(lambda: task.cancel(HARNESS))
+        asyncio.get_running_loop().call_soon(current_task().cancel, HARNESS)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
@@ -689,10 +632,6 @@ class Execution(Recorder):
         assert session is not None
         session.closing = session.closing or next(self.count)
         await self.library("aclose", place, session.session.aclose())
-
-
-def _call_later(secs: float, callback: Callable[[], object]) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(secs, callback)
 
 
 def _configured(hook: Any, spec: HookSpec) -> Any:

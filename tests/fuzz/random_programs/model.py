@@ -35,7 +35,6 @@ async def run() -> None:
         await execution.execute()
     execution.logs = logs
     found = violations(execution)
-    execution.clear()
     assert not found, "; ".join(found)
 
 
