@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tests.conformance.report import installed_loops
+from tests.fuzz.signals import __main__ as signals
 from tests.fuzz.signals import computing
-from tests.fuzz.signals.__main__ import main
 from tests.fuzz.signals.processes import send_to_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.every_python]
@@ -22,11 +22,16 @@ def test_signals_to_processes() -> None:
     assert (len(found.phases), found.phases["random moment"]) == (6, 5)
 
 
-def test_the_command_counts_its_signals(capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints the number of signals on each loop, and returns 0 when it found no violation."""
-    assert main(["--processes", "1", "--loop", "asyncio"]) == 0
+def test_the_command_counts_its_signals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command prints the number of signals on each loop, and how soon computing steps end; one step too many fails."""
+    stop = computing.Stop(0.25, 1, "SIGTERM received", 0)
+    monkeypatch.setattr(signals, "stop_process", lambda *_, **__: stop)
+    assert signals.main(["--processes", "1", "--loop", "asyncio", "--computing", "2"]) == 0
     output = capsys.readouterr().out
     assert re.search(r"asyncio: [123] signals to 1 processes in .*; 0 violations$", output, re.MULTILINE)
+    assert "graph                stopped after 250.0 ms, and 1 step(s) after the signal\n" in output
+    stop = computing.Stop(0.25, 2, "SIGTERM received", 0)
+    assert signals.main(["--processes", "0", "--loop", "asyncio"]) == 1
 
 
 @pytest.mark.parametrize("kind", computing.KINDS)
@@ -36,14 +41,3 @@ def test_steps_that_compute_end_at_sigterm(kind: str) -> None:
     reason = "the server received SIGTERM" if kind == "service" else "SIGTERM received"
     assert (stop.reason, stop.exit_code, stop.replies) == (reason, 0, computing.REQUESTS if kind == "service" else 0)
     assert stop.steps_after <= 1
-
-
-def test_the_command_for_steps_that_compute_prints_the_figures(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The command prints a line for each kind, and fails if a step too many was made."""
-    monkeypatch.setattr(computing, "stop_process", lambda *_: computing.Stop(0.25, 1, "SIGTERM received", 0))
-    assert computing.main(["--processes", "2"]) == 0
-    assert "graph                  2                 250.0 ms               1\n" in capsys.readouterr().out
-    monkeypatch.setattr(computing, "stop_process", lambda *_: computing.Stop(0.25, 2, "SIGTERM received", 0))
-    assert computing.main([]) == 1
