@@ -422,7 +422,9 @@ def two_steps_with(**actions: Action) -> Body:
 
 def timers_left() -> int:
     """Return how many timers the loop has."""
-    loop: Any = asyncio.get_running_loop()
+    loop: Any = asyncio._get_running_loop()
+    if loop is None:  # the program was thrown away
+        return 0
     return sum(not one.cancelled() for one in loop._scheduled)
 
 

@@ -185,7 +185,8 @@ class Probe:
             self.running = False
             self.outside = task.outside - outside
             self.kept = task.cancelling() - cancelling
-            tasks = [one.get_name() for one in asyncio.all_tasks() if one not in (task, self.root)]
+            others = set() if isinstance(self.outcome, GeneratorExit) else asyncio.all_tasks() - {task, self.root}
+            tasks = [one.get_name() for one in others]
             self.found += [f"leak: task {one!r} outlived the operation" for one in tasks if not one.startswith(HARNESS)]
 
     def violations(self) -> list[str]:

@@ -59,31 +59,23 @@ class Place:
         """Return what the caller saw and must not see."""
         found: list[str] = []
         name, cancels, cancelled = type(self).__name__, self.cancels, isinstance(self.ended, asyncio.CancelledError)
-        if self.cancelling != cancels and not self.may_miscount():
+        allowed = self.allowed()
+        if self.cancelling != cancels and "miscounted" not in allowed:
             found.append(f"cancel count around {name}: cancelling() is {self.cancelling} after {cancels} cancel(s)")
-        if cancels and not cancelled and not self.stray and not self.may_swallow():
+        if cancels and not cancelled and not self.stray and "swallowed" not in allowed:
             found.append(f"cancellation around {name}: the caller was cancelled, and {name} ended with {self.ended!r}")
-        if not cancels and cancelled and not self.passes_childs_cancel():
+        if not cancels and cancelled and "child's" not in allowed:
             found.append(f"cancellation around {name}: CancelledError, and the caller was not cancelled")
-        if not cancels and self.stray and not self.may_leave_a_stray_cancel():
+        if not cancels and self.stray and "stray" not in allowed:
             found.append(f"cancellation around {name}: the next await raised a stray CancelledError")
         return found
 
-    def may_swallow(self) -> bool:
-        """Whether this place itself, on this Python, may lose a cancel of the caller."""
-        return False
+    def allowed(self) -> set[str]:
+        """Return what this place itself, on this Python, may do to cancels.
 
-    def may_miscount(self) -> bool:
-        """Whether this place itself, on this Python, may leave `cancelling()` too high."""
-        return False
-
-    def may_leave_a_stray_cancel(self) -> bool:
-        """Whether this place itself, on this Python, may leave a stray cancel behind."""
-        return False
-
-    def passes_childs_cancel(self) -> bool:
-        """Whether a cancel of the operation's own task legitimately comes out here."""
-        return False
+        A cancel of the caller is swallowed, cancels are miscounted, a stray one is left behind, or the child's comes out here.
+        """
+        return set()
 
     def operation_was_cancelled(self) -> bool:
         return isinstance(self.probe.outcome, asyncio.CancelledError)
@@ -121,10 +113,10 @@ class Timeout(Place):
             found.append(f"cancel count around {name}: {self.ended!r}, and it had not expired")
         return found
 
-    def may_leave_a_stray_cancel(self) -> bool:
+    def allowed(self) -> set[str]:
         # Before 3.13 `uncancel()` did not take back a cancel that was not delivered yet (PR 117407), so an operation that
         # ends normally in the very tick of the expiry leaves it behind.
-        return sys.version_info < (3, 13) and self.probe.outcome is None
+        return {"stray"} if sys.version_info < (3, 13) and self.probe.outcome is None else set()
 
 
 class TimeoutTwice(Timeout):
@@ -166,17 +158,11 @@ class TaskGroup(Place):
                 else:
                     group.create_task(self.nested(0, operation), name=f"{HARNESS} operation")
 
-    def may_swallow(self) -> bool:
-        # gh-116720: a group that fails while its parent is cancelled loses the cancel; fixed in 3.13.
-        return sys.version_info < (3, 13) and isinstance(self.ended, BaseExceptionGroup)
-
-    def may_miscount(self) -> bool:
-        # The same: a group whose child fails cancels its own parent, and before 3.13 took that back only if the parent was
-        # still inside the block.
-        return self.may_swallow()
-
-    def may_leave_a_stray_cancel(self) -> bool:
-        return self.may_swallow()
+    def allowed(self) -> set[str]:
+        # gh-116720: a group that fails while its parent is cancelled loses the cancel; fixed in 3.13. A group whose child fails
+        # cancels its own parent, and before 3.13 took that back only if the parent was still inside the block.
+        failed = sys.version_info < (3, 13) and isinstance(self.ended, BaseExceptionGroup)
+        return {"swallowed", "miscounted", "stray"} if failed else set()
 
 
 class TaskGroupTwice(TaskGroup):
@@ -196,12 +182,10 @@ class Shield(Place):
     async def wait(self, inner: asyncio.Task[None]) -> None:
         await asyncio.shield(inner)
 
-    def passes_childs_cancel(self) -> bool:
-        return self.operation_was_cancelled()
-
-    def may_swallow(self) -> bool:
+    def allowed(self) -> set[str]:
         # The first cancel ends the wait for the shield; `_end_of` above keeps a second one.
-        return self.cancels > 1
+        swallowed = {"swallowed"} if self.cancels > 1 else set[str]()
+        return swallowed | ({"child's"} if self.operation_was_cancelled() else set())
 
 
 class WaitFor(Shield):
@@ -217,13 +201,10 @@ class WaitFor(Shield):
     async def wait(self, inner: asyncio.Task[None]) -> None:
         await asyncio.wait_for(inner, FAR_SECS)
 
-    def may_swallow(self) -> bool:
+    def allowed(self) -> set[str]:
         # gh-86296: a result and a cancel in one tick, and the cancel is gone; fixed by the new one of 3.12. An
         # exception in the place of the result goes the same way.
-        return sys.version_info < (3, 12)
-
-    def passes_childs_cancel(self) -> bool:
-        return sys.version_info < (3, 12) and self.operation_was_cancelled()
+        return {"swallowed", *super().allowed()} if sys.version_info < (3, 12) else set()
 
 
 class AnyioGroup(Place):
@@ -240,17 +221,14 @@ class AnyioGroup(Place):
             async with anyio.create_task_group() as group:
                 group.start_soon(self.probe.run, operation, name=f"{HARNESS} operation")
 
-    def may_swallow(self) -> bool:
-        # anyio 4 lets the errors of the group's tasks win over a native cancel of the task that holds the group; and of a
-        # native cancel that meets a second cancel, of either kind, it may make its scope's own. Children in
-        # `move_on_after(0)` show both without any code of ours.
-        return isinstance(self.ended, BaseExceptionGroup) or self.scope_cancels + self.cancels > 1
-
-    def may_miscount(self) -> bool:
-        # anyio 4 answers a native cancel of that task by cancelling the group's scope, and at the end takes back one cancel too
-        # many if a child was still busy; without any code of ours: a child in `move_on_after(0)` shows it. The operation has
-        # a task of its own here, so the count of this one is none of the library's doing.
-        return True
+    def allowed(self) -> set[str]:
+        # anyio 4 lets the errors of the group's tasks win over a native cancel of the task that holds the group; of a native
+        # cancel that meets a second cancel, of either kind, it may make its scope's own. It answers a native cancel by
+        # cancelling the scope, and at the end takes back one cancel too many if a child was still busy. Children in
+        # `move_on_after(0)` show all that without any code of ours. The operation has a task of its own here, so the count of
+        # this one is none of the library's doing.
+        lost = isinstance(self.ended, BaseExceptionGroup) or self.scope_cancels + self.cancels > 1
+        return {"miscounted", *(["swallowed"] if lost else [])}
 
 
 class AnyioMoveOn(Place):
