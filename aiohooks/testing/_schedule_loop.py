@@ -38,8 +38,8 @@ class Schedule:
         noted: Collection[str] = (),
     ) -> None:
         """Choose by `seed` otherwise than 0, each kind at its rate; or take what is `given`. Note where kinds could be chosen."""
-        self.seed: int = seed
-        self.rates: Mapping[str, float] = rates
+        self._seed = seed
+        self._rates = rates
         self._random = random.Random(seed)
         self._given = given
         self._noted = noted
@@ -51,15 +51,15 @@ class Schedule:
         self.later: list[tuple[Place, int]] = []
         """Choices of the noted kinds that were 0 and came after the last one taken, with the number of options."""
 
-    def again(self, *, without: str = "") -> Schedule:
+    def without(self, kind: str) -> Schedule:
         """Return the same schedule from its beginning, without the choices of a kind."""
-        rates = {kind: rate for kind, rate in self.rates.items() if kind != without}
-        given = {place: choice for place, choice in self._given.items() if place[0] != without}
-        return Schedule(self.seed, rates, given, self._noted)
+        rates = {one: rate for one, rate in self._rates.items() if one != kind}
+        given = {place: choice for place, choice in self._given.items() if place[0] != kind}
+        return Schedule(self._seed, rates, given, self._noted)
 
     def may_choose(self, kind: str) -> bool:
         """Return whether a choice of this kind can be another than 0."""
-        return kind in self.rates or any(key.partition(":")[0] == kind for key, _ in self._given)
+        return kind in self._rates or any(key.partition(":")[0] == kind for key, _ in self._given)
 
     def may_matter(self, kind: str) -> bool:
         """Return whether choices of this kind can be another than 0, or are noted."""
@@ -72,7 +72,7 @@ class Schedule:
         if self.is_given:
             choice = min(self._given.get((key, number), 0), options - 1)
         else:
-            rate = self.rates.get(kind, 0.0)
+            rate = self._rates.get(kind, 0.0)
             choice = self._random.randrange(1, options) if rate and options > 1 and self._random.random() < rate else 0
         if choice:
             self.taken[key, number] = choice
@@ -148,8 +148,7 @@ class _ReadyQueue(deque[asyncio.Handle]):
         if len(self) > count:  # what that has scheduled comes first
             return self._take(count)
         self._callbacks = None
-        tasks = [*first]
-        return self._take(first[tasks[self._loop.next_task(tasks)]])
+        return self._take(first[self._loop.next_task([*first])])
 
     def _take(self, index: int) -> asyncio.Handle:
         handle = self[index]
@@ -194,19 +193,19 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
     """The loop of one schedule."""
 
     def __init__(
-        self, before_step: Callable[[], None], after_step: Callable[[], None], next_task: Callable[[list[asyncio.Task[Any]]], int]
+        self,
+        before_step: Callable[[], None],
+        after_step: Callable[[], None],
+        next_task: Callable[[list[asyncio.Task[Any]]], asyncio.Task[Any]],
     ) -> None:
-        """Call `before_step` before each step of a task, and `after_step` before the callbacks that one has scheduled.
-
-        Run the task next whose index `next_task` returns.
-        """
+        """Call `before_step` before a step of a task, `after_step` before callbacks that follow; run `next_task` of several."""
         self.secs: float = 0.0
         """The time."""
         self.is_stuck: bool = False
         """Whether it has stopped as nothing could ever run again."""
         self.before_step: Callable[[], None] = before_step
         self.after_step: Callable[[], None] = after_step
-        self.next_task: Callable[[list[asyncio.Task[Any]]], int] = next_task
+        self.next_task: Callable[[list[asyncio.Task[Any]]], asyncio.Task[Any]] = next_task
         self.numbers: Iterator[int] = itertools.count()
         """Of its futures and tasks."""
         self.turns: int = 0

@@ -28,7 +28,7 @@ import threading
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
@@ -162,22 +162,19 @@ def unreliable(function: Callable[P, Awaitable[T]], *errors: Callable[[], Except
         if run is None:
             return await function(*args, **keywords)
         name = getattr(function, "__qualname__", repr(function))
-        await sleep(_SECS[run.choose("slow", len(_SECS), lambda choice: f"a call of {name} takes {_SECS[choice]:g} s")])
-        # The errors in turn, each before and after the call; the first choice is none.
-        outcomes = [(error, loses_answer) for error in errors for loses_answer in (False, True)]
+        await sleep(run.choose("slow", _SECS, lambda secs: f"a call of {name} takes {secs:g} s"))
+        # The errors in turn, each before and after the call.
+        failures = [None, *((error, when) for error in errors for when in ("", " after it was made"))]
 
-        def note(choice: int) -> str:
-            error, loses_answer = outcomes[choice - 1]
-            kind = getattr(error, "__name__", "an error")
-            return f"a call of {name} fails with {kind}{' after it was made' if loses_answer else ''}"
+        def describe(failure: Any) -> str:
+            return f"a call of {name} fails with {getattr(failure[0], '__name__', 'an error')}{failure[1]}"
 
-        failure = run.choose("failure", 1 + len(outcomes), note)
-        error, loses_answer = outcomes[failure - 1] if failure else (None, False)
-        if error is not None and not loses_answer:
-            raise run.injected(error())
+        failure = run.choose("failure", failures, describe)
+        if failure and not failure[1]:
+            raise run.injected(failure[0]())
         answer = await function(*args, **keywords)
-        if error is not None:
-            raise run.injected(error())
+        if failure:
+            raise run.injected(failure[0]())
         return answer
 
     return call
@@ -193,10 +190,10 @@ def choose(first: T, *others: T, name: str = "") -> T:
         others: the other values.
         name: what is chosen, for messages. Choices of another name do not change what these are.
     """
-    run, values = _current_run.get(), (first, *others)
+    run = _current_run.get()
     if run is None:
         return first
-    return values[run.choose("choice", len(values), lambda choice: f"{name or 'chosen'}: {safe_repr(values[choice])}", name)]
+    return run.choose("choice", (first, *others), lambda value: f"{name or 'chosen'}: {safe_repr(value)}", name)
 
 
 def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextManager[None]:
@@ -289,13 +286,13 @@ class _Run:
 
     # -- while it runs
 
-    def choose(self, kind: str, options: int, note: Callable[[int], str], name: str = "") -> int:
-        """Return what the schedule chooses; `note` says what that means."""
+    def choose(self, kind: str, options: Sequence[T], describe: Callable[[T], str], name: str = "") -> T:
+        """Return the option that the schedule chooses; `describe` says what that means."""
         key = _key(kind, name)
-        choice = self.schedule.choose(kind, options, key)
+        choice = self.schedule.choose(kind, len(options), key)
         if choice and self.schedule.is_given:  # only then are they wanted
-            self.notes[key, self.schedule.numbers[key]] = note(choice)
-        return choice
+            self.notes[key, self.schedule.numbers[key]] = describe(options[choice])
+        return options[choice]
 
     def injected(self, error: Exception) -> Exception:
         """Note an error that the program may raise."""
@@ -312,8 +309,7 @@ class _Run:
         if self.steps > _MOST_STEPS or self._loop.secs > self._max_secs:
             self._is_over = True
             self._loop.stop()
-        if choice := self.choose("slow", len(_SECS), lambda choice: f"{_SECS[choice]:g} s pass, {self._place()}"):
-            self._loop.secs += _SECS[choice]
+        self._loop.secs += self.choose("slow", _SECS, lambda secs: f"{secs:g} s pass, {self._place()}")
         self._between_steps()
 
     def _between_steps(self) -> None:
@@ -335,38 +331,39 @@ class _Run:
                 self._may_happen(kind, functools.partial(self._happen, kind))
 
     def _may_happen(self, kind: str, happen: Callable[[], bool], name: str = "") -> None:
-        if self.choose(kind, 2, lambda _: f"{name or kind}, {self._place()}", name) and not happen():
+        if self.choose(kind, (False, True), lambda _: f"{name or kind}, {self._place()}", name) and not happen():
             self.notes.pop(self.schedule.take_back(_key(kind, name)), None)
 
-    def _next_task(self, tasks: list[asyncio.Task[Any]]) -> int:
+    def _next_task(self, tasks: list[asyncio.Task[Any]]) -> asyncio.Task[Any]:
         if len(tasks) == 1 or self._is_over:
-            return 0
-        return self.choose("order", len(tasks), lambda choice: f"{_place(tasks[choice])} runs before {_place(tasks[0])}")
+            return tasks[0]
+        return self.choose("order", tasks, lambda task: f"{_place(task)} runs before {_place(tasks[0])}")
 
     def _happen(self, kind: str) -> bool:
         """Let something happen to the program; return whether it could."""
         if kind == "cancel":
-            could = self._main.cancel()
-        elif kind == "timeout":
-            could = self._limit is not None and not self._limit.expired() and self._limit.when() is None
-            if could and self._limit is not None:
-                self._limit.reschedule(self._loop.secs)
+            return self._main.cancel()
+        if kind == "timeout":
+            limit = self._limit
+            if limit is None or limit.expired() or limit.when() is not None:
+                return False
+            limit.reschedule(self._loop.secs)
         elif kind == "stop":
             sessions = [one for one in OPEN_SESSIONS if one.loop is self._loop and not one.stopped]
-            could = bool(sessions)
             for one in sessions:
                 one.request_stop("explored")
+            return bool(sessions)
         elif kind == "kill":
-            could = self._kill is not None
-            if self._kill is not None:
-                self._kill(self)
+            if self._kill is None:
+                return False
+            self._kill(self)
         else:
             numbers = [number for number, before in self._handlers.items() if signal.getsignal(number) != before]
-            could = bool(numbers) and threading.current_thread() is threading.main_thread()
-            could = could and [kind for kind, _ in self.schedule.taken].count("signal") == 1
-            if could:
-                signal.raise_signal(numbers[-1])
-        return could
+            is_first = [kind for kind, _ in self.schedule.taken].count("signal") == 1
+            if not numbers or not is_first or threading.current_thread() is not threading.main_thread():
+                return False
+            signal.raise_signal(numbers[-1])
+        return True
 
     def _place(self) -> str:
         return f"as the program waits at {_line(self._main)}"
@@ -485,12 +482,12 @@ class _Explorer:
             program = functools.partial(self._program, Path(directory))
             if not schedule.may_choose("kill"):
                 return self._make_run(program, schedule)
-            if killed := self._killed(program, schedule.again()):
+            if killed := self._killed(program, schedule):  # in a child, whose choices are not taken here
                 run = self._make_run(program, Schedule())
                 for kind, number, choice, note in killed:
                     run.schedule.taken[kind, number], run.notes[kind, number] = choice, note
                 return run
-        return self._run(schedule.again(without="kill"))
+        return self._run(schedule.without("kill"))
 
     def _killed(self, program: Callable[[], Awaitable[Any]], schedule: Schedule) -> list[tuple[str, int, int, str]]:
         """Run a program in a process of its own; return its disturbances if one is a kill, and nothing if it ends before."""
