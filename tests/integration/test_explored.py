@@ -19,7 +19,7 @@ from tests.fuzz.random_programs.programs import ERRORS, Program, draw
 
 pytestmark = pytest.mark.every_python
 
-SEEDS = 12
+SEEDS = 10
 
 
 @pytest.mark.slow

@@ -373,7 +373,7 @@ def _nothing(original: Method, *args: Any) -> None:
 BUGS: dict[str, tuple[Any, str, Method, Callable[[Fixture], Awaitable[None]], str]] = {
     "signal_does_not_stop": (StopOnSignal, "record", _nothing, plain, "stopped because: "),
     "stop_without_its_reason": (StopOnSignal, "record", _without_reason, waiting, "stopped because: stopped"),
-    "second_signal_is_ignored": (_SignalHandlers, "_cancel_sessions", _nothing, saving, "ended with None"),
+    "second_signal_is_ignored": (_SignalHandlers, "_cancel_sessions", _nothing, plain, "ended with None"),
     "handlers_stay_installed": (_SignalHandlers, "_restore", _nothing, plain, "the handler of SIGINT is"),
     "wakeup_stays_installed": (_Wakeup, "close", _nothing, plain, "the wakeup fd is"),
 }
