@@ -14,7 +14,9 @@ from tests.support.source import ROOT, own_functions, python_files, tree
 
 TEST_FILES = python_files("tests")
 # Measures how long hooks take that do wait: it is what is measured there, and no test leans on it. Programs in virtual time.
-MAY_SLEEP = tuple(ROOT / "tests" / one for one in ("benchmarks", "testing/test_exploration.py", "fuzz/explored"))
+MAY_SLEEP = tuple(
+    ROOT / "tests" / one for one in ("benchmarks", "testing/test_exploration.py", "fuzz/explored", "fuzz/random_programs")
+)
 # A fault comes at a random moment of a real server's life: a pause of random length, and nothing is waited for by it.
 RANDOM_MOMENTS = "chance.random()"
 SLOW_DISK = "time.sleep(slow_disk_secs)"  # an option of the whole run

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
+import logging
 import os
 import threading
 import time
@@ -236,6 +238,8 @@ async def test_the_message_says_where_tasks_waited_and_how_to_repeat_it() -> Non
     assert text.count("two_locks_in_another_order.<locals>.use") >= 2
     assert f"replay={found.value.replay!r}" in text
     assert "disturbed: " in text
+    with pytest.raises(ExplorationError, match="disturbed: kill, as the program waits at a_file_written_in_place"):
+        await explore(a_file_written_in_place, disturb=["kill"])
 
 
 class Listener:
@@ -470,10 +474,12 @@ async def test_time_that_passes_in_an_unreliable_call_is_time() -> None:
 async def test_the_loop_that_explores_is_as_it_was_before() -> None:
     """The clock of the caller, its task and its loop are what they were."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    before = logging.root.manager.disable, gc.isenabled()
     with ManualClock() as clock:
         later = asyncio.create_task(asyncio.sleep(0))
         await explore(trio_like_group, seeds=5)
         assert (asyncio.current_task(), asyncio.get_running_loop(), clock.now()) == (task, loop, 0)
+        assert (logging.root.manager.disable, gc.isenabled()) == before
         await later
 
 
