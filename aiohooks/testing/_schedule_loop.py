@@ -232,7 +232,7 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def secs_to_timer(self) -> float | None:
         """Return the time to the next timer, if there is one."""
-        scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        scheduled: list[asyncio.TimerHandle] = vars(self)["_scheduled"]
         return max(scheduled[0].when() - self.secs, 0) if scheduled else None
 
     def has_busy_thread(self) -> bool:
