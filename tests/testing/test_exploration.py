@@ -446,6 +446,12 @@ async def test_a_problem_that_does_not_come_again_says_so() -> None:
         await explore(program)
 
 
+async def test_a_replay_of_a_program_that_has_changed_is_tried() -> None:
+    """A choice that there is no longer is the last one that there is; others are left out."""
+    explored = await explore(trio_like_group, replay="order@1=99 order@999=1 cancel@999=1")
+    assert (explored.schedules, explored.disturbances) == (1, {"order": 1})
+
+
 async def test_time_is_virtual_and_threads_work() -> None:
     """An hour passes immediately, and what a thread returns arrives."""
     began, main = time.monotonic(), threading.main_thread()
