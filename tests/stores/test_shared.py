@@ -264,3 +264,13 @@ async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock
         clock.advance(5)
         await ticks(20)
         assert (engine.run("default").exits, engine.run("default").members) == (2, {})
+
+
+@pytest.mark.parametrize("ttl", [0, -1, "x"])
+async def test_a_lease_of_a_chief_has_a_length(ttl: float) -> None:
+    """Another one is refused before the engine is asked for the lead."""
+    engine = FakeEngine()
+    async with FakeStepStore(engine) as store:
+        with pytest.raises(ah.errors.InvalidArgumentError, match="ttl"):
+            await store.lead(ttl).__aenter__()
+    assert not engine.requests
