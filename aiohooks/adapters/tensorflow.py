@@ -160,8 +160,7 @@ class TensorFlowGraph(Graph):
     def trains(self) -> bool:
         return True
 
-    def release(self) -> None:
-        super().release()
+    def _released(self) -> None:
         if not self.finalized:
             self.tf_graph._unsafe_unfinalize()  # as TensorFlow's own sessions do at their end
 

@@ -335,6 +335,9 @@ class Graph:
         """Make this the default graph of the block, in this context."""
         return _AsDefault(self)
 
+    def _released(self) -> None:
+        """Called when a session that held it has ended."""
+
     def __repr__(self) -> str:
         return f"<Graph {', '.join(self._nodes)}{' finalized' if self.finalized else ''}>"
 
@@ -359,6 +362,7 @@ def held(graph: Graph) -> Callable[[], None]:
 
     def release() -> None:
         graph._holds -= 1  # pyright: ignore[reportPrivateUsage]
+        graph._released()  # pyright: ignore[reportPrivateUsage]
 
     return release
 

@@ -48,7 +48,7 @@ class U(RecordingHook):
 @pytest.mark.parametrize("name", SETS)
 async def test_the_hooks_and_their_order(tmp_path: Path, name: str) -> None:
     """The chief's own come first, then the default ones in TensorFlow's order, then the hooks of every session."""
-    arguments = {key: tmp_path if value == DIRECTORY else value for key, value in SETS[name][0].items()}
+    arguments: dict[str, Any] = {key: tmp_path if value == DIRECTORY else value for key, value in SETS[name][0].items()}
     expected = SETS[name][1]
     session = ah.monitored_training_session(counting_graph(), hooks=[U()], chief_only_hooks=[C()], **arguments)
     assert repr(session) == f"<AsyncMonitoredSession new, <hooks: {', '.join(expected)}>>"

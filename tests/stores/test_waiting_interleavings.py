@@ -78,8 +78,8 @@ class KeepsTheCancelled(MemoryStepStore):
 
 
 class _IgnoresPublishers(WaitRegistry):
-    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> list[Publisher]:
-        return []
+    def _park_publishers(self, wait: asyncio.Future[Any], step: int) -> dict[Publisher, OwnWaits]:
+        return {}
 
 
 class OverlooksWaitingPublishers(MemoryStepStore):

@@ -203,7 +203,13 @@ class Proxy:
 
     def fail(self, fault: str) -> None:
         """Begin one of `FAULTS`."""
-        {"cut": self.cut, "black hole": self.black_hole, "cut in an answer": lambda: self.cut_in_message(7)}[fault]()
+        match fault:
+            case "cut":
+                self.cut()
+            case "black hole":
+                self.black_hole()
+            case _:
+                self.cut_in_message(7)
 
     def drop_answer(self, request: bytes = b"") -> None:
         """Let the next request that contains `request` reach the server, and lose its answer."""

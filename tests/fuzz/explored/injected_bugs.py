@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import aiohooks as ah
+from aiohooks.graph.variables import values_of
 from aiohooks.session import _shutdown
 from aiohooks.session._hooks import HookSet
 from aiohooks.stores._protocol import Answer, Leave, Request, Write
@@ -31,7 +32,7 @@ from tests.fuzz.explored.fixture import (
     two_steps,
     two_steps_with,
 )
-from tests.fuzz.explored.stores import StoreFixture, WatchedStore, lead_and_train
+from tests.fuzz.explored.stores import StoreFixture, WatchedConnection, WatchedStore, lead_and_train
 from tests.fuzz.explored.version_gates import gate_of
 from tests.fuzz.random_programs.injected_bugs import BUGS
 from tests.support.waiting import ticks
@@ -387,12 +388,16 @@ async def writing_outlives_the_store(fixture: StoreFixture) -> None:
         await fixture.advance(process.store)
 
 
-class ResendingStore(WatchedStore):
-    async def _request_once(self, request: Request) -> Answer:
-        answer = await super()._request_once(request)
+class ResendingConnection(WatchedConnection):
+    async def request(self, request: Request) -> Answer:
+        answer = await super().request(request)
         if isinstance(request, Write):
-            answer = await super()._request_once(self._next_write(request.kind, request.amount))
+            answer = await super().request(request._replace(seq=request.seq + 1))
         return answer
+
+
+class ResendingStore(WatchedStore):
+    connection_class = ResendingConnection
 
 
 @faulty("exactly once: advance 0 was counted 2 times", StoreFixture)
@@ -405,7 +410,7 @@ async def write_is_sent_again_as_a_new_one(fixture: StoreFixture) -> None:
 @faulty("exactly once: the variables are 1, the step is 0", StoreFixture)
 async def commit_is_not_shielded(fixture: StoreFixture) -> None:
     async with fixture.process("one") as process:
-        process.variables.initialise({"w": 0})
+        values_of(process.variables).initialise({"w": 0})
         process.variables.assign({"w": 1})
         await process.store.advance()
 
@@ -424,9 +429,13 @@ async def lead_is_not_given_back(fixture: StoreFixture) -> None:
         await lead_and_train(fixture, process, 1)
 
 
-class ConnectionKeepingStore(WatchedStore):
-    async def _close_connection(self) -> None:
+class KeptConnection(WatchedConnection):
+    async def disconnect(self) -> None:
         """Do not."""
+
+
+class ConnectionKeepingStore(WatchedStore):
+    connection_class = KeptConnection
 
 
 @faulty("is still connected", StoreFixture)

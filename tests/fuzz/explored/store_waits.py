@@ -85,7 +85,7 @@ class Race:
         assert (statistics.waiting, statistics.watching, statistics.thresholds) == (0, 0, 0), f"left: {statistics}"
         assert self.clock.pending == 0, "a timer is left"
         for publisher in self.publishers.values():
-            assert not publisher.parked, f"a wait of {publisher} is left"
+            assert not publisher._waits.parked, f"a wait of {publisher} is left"
 
     def check_at_rest(self, may_cancel: str, may_raise: tuple[type[Exception], ...]) -> None:
         step, waiting = self.store.latest.step, 0

@@ -11,23 +11,23 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohooks as ah
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
 from tests.fuzz.explored.fixture import NO_BACKOFF, Action, Body, Fixture, await_to_the_end, fails, scenario, soon, timers_left
-from tests.support.fake_engine import FakeEngine, FakeStepStore
+from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
 
 RUN = "default"
 
 
-class WatchedStore(FakeStepStore):
-    """The store of one process: its requests are watched, and each answer is delayed, so that it may come too late."""
+class WatchedConnection(FakeConnection):
+    """The connection of one process: its requests are watched, and each answer is delayed, so that it may come too late."""
 
-    def __init__(self, fixture: StoreFixture, **options: Any) -> None:
-        super().__init__(fixture.engine, run=RUN, **options)
+    def __init__(self, fixture: StoreFixture) -> None:
+        super().__init__(fixture.engine)
         self.fixture = fixture
         self.connected = False
 
@@ -36,22 +36,38 @@ class WatchedStore(FakeStepStore):
         await self.fixture.pause("answer", 1)
         return answer
 
-    async def _connect(self) -> Snapshot:
-        snapshot: Snapshot = await self._slowly(super()._connect())
+    async def connect(self) -> Snapshot:
+        snapshot: Snapshot = await self._slowly(super().connect())
         self.connected = True
         return snapshot
 
-    async def _request_once(self, request: Request) -> Answer:
-        answer: Answer = await self._slowly(super()._request_once(request))
+    async def request(self, request: Request) -> Answer:
+        answer: Answer = await self._slowly(super().request(request))
         return answer
 
-    async def _read_run_once(self) -> Snapshot:
-        snapshot: Snapshot = await self._slowly(super()._read_run_once())
+    async def read(self) -> Snapshot:
+        snapshot: Snapshot = await self._slowly(super().read())
         return snapshot
 
-    async def _close_connection(self) -> None:
+    async def disconnect(self) -> None:
         self.connected = False
-        await super()._close_connection()
+        await super().disconnect()
+
+
+class WatchedStore(FakeStepStore):
+    """The store of one process, over a watched connection."""
+
+    connection_class: ClassVar[type[WatchedConnection]] = WatchedConnection
+
+    def __init__(self, fixture: StoreFixture, **options: Any) -> None:
+        super().__init__(self.connection_class(fixture), run=RUN, **options)
+        self.fixture = fixture
+
+    @property
+    def connected(self) -> bool:
+        """Whether its connection was made and not closed."""
+        assert isinstance(self.connection, WatchedConnection)
+        return self.connection.connected
 
 
 @dataclass
