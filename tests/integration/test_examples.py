@@ -83,10 +83,12 @@ PRINTED = {
         "with a lock: nothing found in 1,001 schedules",
     ],
     "agent_hooks.py": [
-        r"(?s:.*  log: Metrics\.on_tool_start failed.*up to 4 calls of hooks at the same time.*)",
-        r"One hook after the other:(?s:.*up to 2 calls of hooks at the same time.*)",
-        *(r"(?s:.*  delete\(all files\): refused by the guardrail.*)", "12 records in the audit log"),
-        r"\d\.\d\d s with the group, \d\.\d\d s in turn",
+        r"0\.\d\d s with 4 hooks that wait 0\.05 s each, called concurrently",
+        r"\d\.\d\d s with the same hooks, awaited in turn",
+        r"log: Sender#5\.on_tool_start failed; continuing, as its on_error says: .*",
+        r"\d\.\d\d s with one more that hangs, and has a time limit of 0\.1 s",
+        *("14 calls were sent", "Which coat do I need\\?", "weather\\(Bergen\\): rain"),
+        *(r"delete\(all files\): refused by the guardrail", r"Take an umbrella to Bergen\."),
     ],
 }
 
@@ -96,10 +98,6 @@ def test_what_an_example_prints(example: str) -> None:
     """A session and its best loss, waits that are woken or fail, a lost update that is found, hooks that overlap."""
     printed = output_of(example)
     assert re.fullmatch("\n+".join(PRINTED[example]), printed.strip()), printed
-    if example == "agent_hooks.py":
-        together = printed.split("One hook after the other")[0]
-        for hook, how in (("Metrics", " cut off"), ("Audit", "")):
-            assert len(re.findall(rf"^  {hook}\.on_tool_(?:start|end) \S+ +#+{how}$", together, re.MULTILINE)) == 6
 
 
 def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
@@ -113,14 +111,6 @@ def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
     need("matplotlib")
     output_of("timeline.py", "--png", tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(("number", "wanted"), [(0, []), (1, ["step 1 loss 1.0", "step 2 loss 0.5", "step 3 loss 0.25"])])
-def test_the_programs_of_the_readme(number: int, wanted: list[str]) -> None:
-    """Each program of the README is complete: it runs and prints this."""
-    programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    done = processes.run_python("-c", programs[number], env=ENVIRONMENT)
-    assert (done.returncode, done.stderr, done.stdout.splitlines()) == (0, "", wanted)
 
 
 REFUSED = [

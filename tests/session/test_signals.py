@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
-from aiohooks.testing import FaultInjectionHook, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, outcome, use_up
 from tests.support.waiting import forever, parked, raises_after, ticks, until_true
@@ -45,6 +46,31 @@ async def send(number: signal.Signals, arrived: Any = lambda: False) -> None:
     """Send a signal to this process, and wait until it has arrived."""
     os.kill(os.getpid(), number)
     await until_true(arrived)
+
+
+async def test_what_a_signal_waits_for_is_said(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A second after the first signal the log names what still runs, and what another signal does; that one says what it cancels."""
+
+    class Hangs(ah.SessionRunHook):
+        async def after_run(self, *_: object) -> None:
+            await forever()
+
+    async with ah.AsyncMonitoredSession(double, [Hangs()], name="trainer", handle_signals=True) as session:
+        running = await parked(session.run("loss"))
+        await send(signal.SIGTERM, lambda: clock.pending)
+        assert "Hangs" not in caplog.text
+        clock.advance(1)
+        await ticks()
+        assert "session trainer: SIGTERM received; it ends after Hangs.after_run at step 1" in caplog.text.replace("'", "")
+        assert "another SIGTERM cancels that" in caplog.text
+        task = asyncio.current_task()
+        assert task is not None
+        with contextlib.suppress(asyncio.CancelledError):
+            await send(signal.SIGTERM, task.cancelling)
+        assert "cancelling session trainer, which is in Hangs.after_run" in caplog.text.replace("'", "")
+        running.cancel()
+        task.uncancel()
+        await asyncio.wait([running])
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
