@@ -255,8 +255,8 @@ exit codes:
 def _add_plot(commands: Any) -> None:
     add = _add_command(commands, "plot", _plot, _PLOT)
     add("run", help="the .csv or .jsonl file, or the .json of a trace")
-    add("-o", "--output", help="the PNG to write (default: beside the file)")
-    add("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no PNG")
+    add("-o", "--output", help="the picture to write, as PNG or SVG (default: a PNG beside the file)")
+    add("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no picture")
     positive = functools.partial(_count, least=1)
     add("--steps", type=positive, metavar="N", help="draw the last N steps of a trace (default: all)")
 

@@ -1,9 +1,9 @@
 """What overlaps in a session: feeds taken ahead, hooks that wait, a hook in the background, and checkpoints.
 
 In turn, all of this would take more than twice as long. The session records its timeline, and this program prints that of its
-last steps; with --png it draws the picture of the README.
+last steps; with --picture it draws the picture of the README.
 
-Usage: python examples/timeline.py [--png FILE]
+Usage: python examples/timeline.py [--picture FILE]
 """
 
 import argparse
@@ -80,12 +80,12 @@ async def train(directory: str, trace: str) -> None:
 def main() -> int:
     """Parse the command line, train, and draw the timeline."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--png", metavar="FILE", help="draw the timeline as a PNG, and print nothing")
+    parser.add_argument("--picture", metavar="FILE", help="draw the timeline, as PNG or SVG, and print nothing")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         trace = os.path.join(directory, "trace.json")
         ah.run(train, os.path.join(directory, "checkpoints"), trace)
-        how = ["--terminal"] if options.png is None else ["-o", options.png]
+        how = ["--terminal"] if options.picture is None else ["-o", options.picture]
         return subprocess.call([sys.executable, "-m", "aiohooks", "plot", trace, *how])
 
 

@@ -96,11 +96,12 @@ class Lanes:
     def heading(self) -> str:
         """Return a line about it."""
         factor, unit = time_unit(self.end)
-        text = f"{self.title}: {self.end * factor:.3g} {unit}"
+        text = f"{self.title}: "
         if steps := self.steps:
-            text += f", {steps[0].name}" + (f" to {steps[-1].name}" if len(steps) > 1 else "")
+            text += steps[0].name + (f" to {steps[-1].name}" if len(steps) > 1 else "") + ", "
+        text += f"{self.end * factor:.3g} {unit}"
         if self.idle:
-            text += f"; busy less than {_IDLE_SHARE:.1%}: {', '.join(self.idle)}"
+            text += f"; not shown, as hardly active: {', '.join(self.idle)}"
         if self.dropped:
             text += f"; {self.dropped} older activities were dropped"
         return text

@@ -4,6 +4,7 @@
 # Its keywords have no types.
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -16,21 +17,29 @@ from aiohooks.hooks._observing import write_whole
 from aiohooks.hooks._record_files import read_series
 
 try:
+    from matplotlib import rc_context
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no window, and no state shared with the user's own plots
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise missing_extra("the plot of a run", "matplotlib") from error
 
 _LINE, _SMOOTH, _BAD = "#9db8d9", "#1f4e8c", "#c0392b"
+_SVG_STYLE = ".plot{color:#1f2328}@media(prefers-color-scheme:dark){.plot{color:#e6edf3}}.plot text{fill:currentColor}"
+_IN_SVG = {
+    "<svg ": '<svg class="plot" ', "*{": ".plot *{", "#000000": "currentColor", "#111827": "currentColor", "#ffffff": "none",
+    "#555555": "#7d8590", "#e6e6e6": "#80808040", "#dfe3e8": "#80808050", "#eef2f7": "#80808020",
+}  # fmt: skip
+"""Colors of a white page, and what takes their place where the page may be dark; the rules of the picture are for it alone."""
 _PANEL_INCHES = 2.2
 _MAX_PANELS = 24
 _drawing = threading.Lock()  # matplotlib's fonts are shared, and not thread-safe
 
 
 def draw(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: str, title: str | None = None) -> None:
-    """Draw one panel per tag, over the steps, into a PNG file, which appears when it is complete.
+    """Draw one panel per tag, over the steps, into a PNG or SVG file, which appears when it is complete.
 
     A noisy series gets a smooth line. Values that are not finite are gaps, marked at the bottom of the panel.
 
@@ -39,7 +48,27 @@ def draw(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], path: str,
         OSError: the file cannot be written.
     """
     with _drawing:
-        write_whole(path, FigureCanvasAgg(series_figure(series, title)).print_png)
+        _write(series_figure(series, title), path)
+
+
+def _write(figure: Figure, path: str) -> None:
+    """Write a picture: as PNG, or where the suffix says so as SVG, which is drawn in the light or dark colors of its reader."""
+    if not path.endswith(".svg"):
+        return write_whole(path, FigureCanvasAgg(figure).print_png)
+    text = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "aiohooks"}):
+        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})
+    svg = text.getvalue()
+    for light, both in _IN_SVG.items():
+        svg = svg.replace(light, both)
+    head, end, drawn = svg.partition("<defs>")
+    svg = f"{head}<style>{_SVG_STYLE}</style>{end}{drawn}"
+
+    def write(unfinished: str) -> None:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(svg)
+
+    return write_whole(path, write)
 
 
 def series_figure(series: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str | None) -> Figure:
@@ -88,7 +117,7 @@ def _fill_panel(panel: Axes, tag: str, steps: Sequence[int], values: Sequence[fl
 
 
 def _smoothed(values: Sequence[float]) -> list[float] | None:
-    """Return a centred moving average; None for a series that is too short for one."""
+    """Return a centred moving average; None for a series that is too short for one. Near an end it is over fewer values."""
     half = len(values) // 50
     if half < 2:
         return None
@@ -98,7 +127,8 @@ def _smoothed(values: Sequence[float]) -> list[float] | None:
         counts.append(counts[-1] + (not math.isnan(value)))
     smooth: list[float] = []
     for here, value in enumerate(values):
-        low, high = max(0, here - half), min(len(values), here + half + 1)
+        reach = min(half, here, len(values) - 1 - here)  # the same to both sides: otherwise a slope would bend at its ends
+        low, high = here - reach, here + reach + 1
         count = counts[high] - counts[low]
         smooth.append(math.nan if math.isnan(value) or not count else (sums[high] - sums[low]) / count)
     return smooth
@@ -123,7 +153,7 @@ _CHAR_INCHES = 0.066
 
 
 def draw_lanes(lanes: Lanes, path: str) -> None:
-    """Draw a timeline into a PNG file, which appears when it is complete: a row for each lane, over the time.
+    """Draw a timeline into a PNG or SVG file, which appears when it is complete: a row for each lane, over the time.
 
     Steps alternate in the background. The part of a call that held the event loop before it first waited is dark.
 
@@ -131,7 +161,7 @@ def draw_lanes(lanes: Lanes, path: str) -> None:
         OSError: the file cannot be written.
     """
     with _drawing:
-        write_whole(path, FigureCanvasAgg(lanes_figure(lanes)).print_png)
+        _write(lanes_figure(lanes), path)
 
 
 def lanes_figure(lanes: Lanes) -> Figure:

@@ -44,7 +44,7 @@ class HistoryHook(FetchingHook):
             max_length: the maximum number of steps to keep.
             on_full: `"thin"` drops every other step, and keeps each second one from then on: what is kept spans the run evenly;
                 `"drop_oldest"` keeps the latest ones. The newest step is kept in any case.
-            plot: the file of the picture, a PNG; needs matplotlib.
+            plot: the file of the picture, `.png` or `.svg`; needs matplotlib.
             name: the name of its state in checkpoints; needed if a session has several of these hooks.
 
         Raises:

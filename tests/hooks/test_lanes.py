@@ -78,7 +78,7 @@ def test_as_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest
     monkeypatch.setenv("COLUMNS", "47")
     assert plot_in_terminal(path) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "trainer: 8 ms, step 1 to step 2; busy less than 0.2%: Quick; 3 older activities were dropped",
+        "trainer: step 1 to step 2, 8 ms; not shown, as hardly active: Quick; 3 older activities were dropped",
         "        0 ms                        8 ms",
         f"steps   {'█' * 16}{'▓' * 16}  100 %",
         f"train       {'█' * 8}        {'▓' * 12}   62 %",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def test_a_long_series_is_smoothed() -> None:
     assert [math.isnan(value) for value in smooth[98:103]] == [False, False, True, False, False]
     assert smooth[50] == pytest.approx(4 / 9)
     assert smooth[98] == pytest.approx(4 / 8)
-    assert smooth[0] == pytest.approx(2 / 5)
+    assert smooth[0] == exact[0]
     assert figure.axes[0].lines[0].get_marker() == ""
 
 
@@ -84,7 +85,7 @@ def test_each_lane_has_a_row() -> None:
     assert [round(line.get_xdata()[0], 6) for line in panel.lines] == [1, 7]
     assert [one.get_text() for one in panel.get_yticklabels()] == ["steps", "t" * 31 + "…"]
     assert panel.get_xlabel() == "ms; dark: the call holds the event loop"
-    assert figure.get_suptitle() == "trainer: 8 ms, step 1 to step 2"
+    assert figure.get_suptitle() == "trainer: step 1 to step 2, 8 ms"
     (background,) = panel.patches  # every other step
     assert (round(background.get_x(), 6), round(background.get_width(), 6)) == (0, 4)
 
@@ -167,3 +168,24 @@ def test_the_command_says_what_is_wrong(
     assert plot(str(tmp_path / name), None, steps) == 1
     assert says in capsys.readouterr().err
     assert (tmp_path / "run.png").exists() is (name == "run.png")
+
+
+def test_an_svg_has_the_colors_of_its_reader(tmp_path: Path) -> None:
+    """Its lines and texts have the color of the page, light or dark; drawn again, it is the same file; its rules are its own."""
+    series = {"loss": ([1, 2, 3], [3.0, 2.0, math.inf])}
+    for name in ("one.svg", "other.svg"):
+        draw(series, str(tmp_path / name), "run")
+    one, other = ((tmp_path / name).read_text(encoding="utf-8") for name in ("one.svg", "other.svg"))
+    assert one == other
+    assert "currentColor" in one
+    assert 'class="plot"' in one
+    assert not {"#000000", "#ffffff", "#555555"} & {*re.findall(r"#[0-9a-f]{6}", one)}
+    for style in re.findall(r"<style[^>]*>(.*?)</style>", one, re.DOTALL):
+        assert all(rule.strip().startswith((".plot", "@media")) for rule in re.findall(r"[^{}]+(?={)", style)), style
+
+
+def test_a_smooth_line_does_not_bend_at_its_ends() -> None:
+    """That of a straight line is the line itself, from the first step to the last."""
+    values = [float(number) for number in range(300)]
+    figure: Any = series_figure({"loss": (range(300), values)}, None)
+    assert [[*line.get_ydata()] for line in figure.axes[0].lines] == [values, values]

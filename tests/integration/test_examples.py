@@ -109,7 +109,7 @@ def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
     shares = [int(lane.split()[-2]) for lane in lanes]
     assert sum(shares[1:]) > shares[0], "in turn it would have taken longer"
     need("matplotlib")
-    output_of("timeline.py", "--png", tmp_path / "timeline.png")
+    output_of("timeline.py", "--picture", tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 

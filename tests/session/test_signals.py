@@ -49,7 +49,7 @@ async def send(number: signal.Signals, arrived: Any = lambda: False) -> None:
 
 
 async def test_what_a_signal_waits_for_is_said(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """A second after the first signal the log names what still runs, and what another signal does; that one says what it cancels."""
+    """A second after the first signal the log names what still runs; at the second one, what it cancels."""
 
     class Hangs(ah.SessionRunHook):
         async def after_run(self, *_: object) -> None:

@@ -15,12 +15,12 @@ from tests.support.source import ROOT
 DOCS = ROOT / "docs"
 WIDTH, LABELS, ROW = 720, 250, 26
 STYLE = (
-    "<style>svg{--ink:var(--color-foreground-primary,#1f2328);--dim:var(--color-foreground-muted,#59636e);"
-    "--bar:#9aa7b5;--ours:#2563eb;--box:#8884}"
-    "@media(prefers-color-scheme:dark){svg{--ink:var(--color-foreground-primary,#e6edf3);"
+    "<style>.chart{--ink:var(--color-foreground-primary,#1f2328);--dim:var(--color-foreground-muted,#59636e);"
+    "--bar:#9aa7b5;--ours:#2563eb}"
+    "@media(prefers-color-scheme:dark){.chart{--ink:var(--color-foreground-primary,#e6edf3);"
     "--dim:var(--color-foreground-muted,#9198a1);--bar:#5c6773;--ours:#60a5fa}}"
-    "text{fill:var(--ink);font:13px system-ui,sans-serif}.dim{fill:var(--dim)}.title{font-weight:600}"
-    "rect{fill:var(--bar)}.ours{fill:var(--ours)}.box{fill:none;stroke:var(--dim)}</style>"
+    ".chart text{fill:var(--ink);font:13px system-ui,sans-serif}.chart .dim{fill:var(--dim)}.chart .title{font-weight:600}"
+    ".chart rect{fill:var(--bar)}.chart .ours{fill:var(--ours)}.chart .box{fill:none;stroke:var(--dim)}</style>"
 )
 
 
@@ -50,7 +50,8 @@ def chart(title: str, bars: Sequence[Bar]) -> str:
 
 def drawing(title: str, width: int, height: int, lines: Sequence[str]) -> str:
     """Return a picture with a title for those who do not see it."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    head = f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     return "\n".join([head, f"<title>{html.escape(title)}</title>", STYLE, *lines, "</svg>", ""])
 
 

@@ -243,6 +243,7 @@ def with_drawings(page: Path, text: str) -> str:
 
     def as_figure(match: re.Match[str]) -> str:
         svg = (page.parent / match["file"]).resolve().read_text(encoding="utf-8")
+        svg = re.sub(r"\n\s*\n", "\n", svg[svg.index("<svg") :])  # an empty line would end the HTML
         alternative = html.escape(" ".join(match["alternative"].split()), quote=True)
         return f'<figure class="drawing" aria-label="{alternative}">{svg.strip()}</figure>'
 
