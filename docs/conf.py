@@ -150,10 +150,9 @@ def hide_constructor(
 
 
 def skip_member(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: object) -> bool | None:
-    """Leave out what is internal, and methods that say nothing else than those that they override."""
+    """Leave out methods that say nothing else than those that they override."""
     text = thing.__doc__ or ""
-    internal = text.startswith(("Internal:", "Alias for field number"))
-    return True if internal or (inspect.isroutine(thing) and not text) else None
+    return True if text.startswith("Alias for field number") or (inspect.isroutine(thing) and not text) else None
 
 
 # -- links from names to entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -61,6 +62,7 @@ async def answering(answer: str) -> AsyncIterator[str]:
 async def refused(store: RedisStepStore, *, permanently: bool = True) -> str:
     """Return the message of the error of opening the store; a permanent one comes long before the time for connecting is up."""
     store._connect_timeout = HOUR_SECS if permanently else 0.1
+    store._engine.attach(dataclasses.replace(store._engine.link, connect_timeout=store._connect_timeout))
     with pytest.raises(StoreUnavailableError) as raised:
         await store.__aenter__()
     await store.aclose()

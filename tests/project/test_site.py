@@ -19,7 +19,6 @@ from tests.support.site import (
     attribute_docstrings,
     documented,
     entries,
-    internal_attributes,
     packages,
     write_sources,
 )
@@ -54,14 +53,6 @@ def test_the_attributes_of_a_session_are_described() -> None:
     """Each public attribute of a raw session is followed by a docstring."""
     described = {name for owner, name, _ in attribute_docstrings() if owner == "Session"}
     assert {name for name in vars(ah.Session(ah.Graph())) if not name.startswith("_")} <= described
-
-
-def test_internal_attributes_have_no_entry() -> None:
-    """An attribute whose docstring begins with "Internal:" is for other parts of the library, and is left out."""
-    assert internal_attributes(ah.Session)
-    assert "inline" not in internal_attributes(ah.StepStore)
-    assert "stopped" not in internal_attributes(ah.Coordinator)
-    assert re.search(r"^   :exclude-members: .*\bsaved\b", api_page("graph"), flags=re.MULTILINE)
 
 
 def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:

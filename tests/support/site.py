@@ -122,8 +122,6 @@ def _directive(path: str, thing: Any) -> Iterator[str]:
     yield "   :members:"
     if not issubclass(thing, BaseException) and public_bases(thing):
         yield "   :show-inheritance:"
-    if internal := internal_attributes(thing):
-        yield f"   :exclude-members: {', '.join(internal)}"
     # The members of bases that have no entry of their own are shown here.
     private = [base for base in thing.__mro__[1:] if base.__module__.startswith("aiohooks.") and base not in documented()]
     if private:
@@ -139,12 +137,6 @@ def documented() -> frozenset[Any]:
 def public_bases(cls: type[Any]) -> list[type[Any]]:
     """Return the bases of a class that have an entry."""
     return [base for base in cls.__bases__ if base in documented()]
-
-
-def internal_attributes(cls: type[Any]) -> list[str]:
-    """Return the attributes whose docstring says that they are internal; of methods and properties autodoc asks docs/conf.py."""
-    names = {base.__name__ for base in cls.__mro__ if base.__module__.startswith("aiohooks")}
-    return sorted(name for owner, name, text in attribute_docstrings() if owner in names and text.startswith("Internal:"))
 
 
 @functools.cache

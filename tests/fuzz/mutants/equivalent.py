@@ -9,7 +9,6 @@ _READ = (
     'return cast("bytes", fs.cat_file(f"{{root}}/{{name}}/{{_format.MANIFEST}}", start=0, end=_format.MAX_MANIFEST_BYTES + {}))'
 )
 _TRUNCATE = "fs.ftruncate(fd, {})"
-_LOGGED = " # when the last line was logged, or the waiting began"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
 _LATER = "if {} else notified"
 _COMPARED = "the numbers are only compared with each other"
@@ -24,11 +23,6 @@ _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('1 if', '2 if')}"): "only its sign counts",
     ("aiohooks/checkpoint/policies.py", "KeepBest.kept", f"{_SIGN}  =>  {_SIGN.replace('-1', '-2')}"): "only its sign counts",
-    (
-        "aiohooks/stores/_waiting.py",
-        "_ProgressLog.__init__",
-        f"self._logged_at: float = 0.0{_LOGGED}  =>  self._logged_at: float = 1.0{_LOGGED}",
-    ): "it is set when a wait begins, before it is read",
     (
         "aiohooks/session/monitored.py",
         "AsyncMonitoredSession.__del__",

@@ -6,13 +6,14 @@ Those whose name is that of a finding take back what mended it.
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from aiohooks.checkpoint import _format
-from aiohooks.checkpoint._files import Files
 from aiohooks.session import creators
 from aiohooks.session.feeds import FeedsAhead, SessionFeeds
 from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
@@ -24,7 +25,7 @@ from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate.tickets import Ticket
 from tests.fuzz._harness import Method, replaced
 from tests.fuzz.simulation.scenario import MakeScenario, stores
-from tests.fuzz.simulation.training import training
+from tests.fuzz.simulation.training import ProcessFiles, training
 
 Owner = type | ModuleType
 
@@ -191,9 +192,10 @@ def reads_of_leases_are_put_off(watch: Method, self: SharedStepStore) -> None:
         self._expiry = self._clock.call_later(self._members._lease_secs / 4, self._start_refresh)
 
 
-@bug(Files, "sync", scenario=training)
-def names_are_not_synced(sync: Method, self: Files, fd: int) -> None:
+@bug(ProcessFiles, "do", scenario=training)
+def names_are_not_synced(do: Method, self: ProcessFiles, number: int, name: str, real: Method, args: Any, kwargs: Any) -> Any:
     """After a power cut a checkpoint that was saved is gone."""
+    return None if name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode) else do(self, number, name, real, args, kwargs)
 
 
 @bug(_format, "checkpoint_names", scenario=training)

@@ -43,7 +43,7 @@ class _Killed(BaseException):
     """The process was killed in an operation of the disk."""
 
 
-class _ProcessFiles(Seam):
+class ProcessFiles(Seam):
     """The operations of one process on the disk, until it is killed."""
 
     def __init__(self, recorder: Recorder, world: World) -> None:
@@ -105,7 +105,7 @@ class TrainingCluster(Cluster):
     def __init__(self, world: World, engine: str, directory: Path) -> None:
         self.directory = directory
         self.recorder = Recorder(directory)
-        self.files: dict[Process, _ProcessFiles] = {}
+        self.files: dict[Process, ProcessFiles] = {}
         self.durable = -1
         """The sequence of the last checkpoint that a save has returned."""
         self.steps_made = 0
@@ -120,7 +120,7 @@ class TrainingCluster(Cluster):
 
     def start(self, name: str) -> Process:
         process = super().start(name)
-        self.files[process] = _ProcessFiles(self.recorder, self.world)
+        self.files[process] = ProcessFiles(self.recorder, self.world)
         return process
 
     def kill(self, process: Process) -> None:
