@@ -22,8 +22,9 @@ from aiohooks._validate import check_instance
 from aiohooks.adapters._step_rate import StepRate
 from aiohooks.errors import InvalidArgumentError, missing_extra
 from aiohooks.graph.session import Session
-from aiohooks.hooks import CheckpointSaverHook, HookTimingHook, VersionGateHook
-from aiohooks.hooks.timing import BUCKET_SECS
+from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
+from aiohooks.hooks.timing import BUCKET_SECS, HookTimingHook
+from aiohooks.hooks.version_gate import VersionGateHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 

@@ -20,7 +20,6 @@ try:
     from matplotlib import rc_context
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # no window, and no state shared with the user's own plots
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
@@ -57,7 +56,7 @@ def _write(figure: Figure, path: str) -> None:
         return write_whole(path, FigureCanvasAgg(figure).print_png)
     text = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "aiohooks"}):
-        FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})
+        figure.savefig(text, format="svg", metadata={"Date": None})
     svg = text.getvalue()
     for light, both in _IN_SVG.items():
         svg = svg.replace(light, both)

@@ -231,7 +231,7 @@ async def test_a_stop_ends_the_wait_for_a_write(clock: ManualClock, write: str, 
 
 @pytest.mark.parametrize("call", ["lead", "advance", "raise_to", "reset", "mark_initialised"])
 async def test_a_stop_ends_the_wait_for_a_lock(tmp_path: Path, call: str) -> None:
-    """A chief that waits for the lock of a local run, which a stopped process may have, ends at a stop; its write counts once or not."""
+    """A chief that waits for the lock of a local run, which a stopped process may have, ends at a stop; its write may count."""
     steps = LocalStepStore(directory=tmp_path)
     await steps.value()
     lock = os.open(steps.directory, os.O_RDONLY)
