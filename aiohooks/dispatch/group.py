@@ -487,7 +487,7 @@ _BLOCKING_HINT = ", or, if it has to block, give configure(hook, thread=True)"
 
 def lifecycle_of(group: HookGroup[Any]) -> Lifecycle:
     """Return what a group knows of its class, for the checks of hooks."""
-    return group._lifecycle
+    return group._lifecycle  # pyright: ignore[reportPrivateUsage] - of this module
 
 
 def _left_out(names: Iterable[str], hooks: Iterable[object]) -> dict[str, Callable[..., Any]]:

@@ -1,6 +1,6 @@
 """Plots of runs, by matplotlib: the one module that imports it."""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 # Its keywords have no types.
 from __future__ import annotations
 
