@@ -9,7 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
 BATCH = 16
-NO_MORE = "the session makes no more steps: "
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +32,7 @@ class ServiceProcess:
 
     def __init__(self, *command: str) -> None:
         arguments = [sys.executable, "-W", "error", *command]
-        self._process = processes.start(arguments, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE)
+        self._process = processes.start(arguments, env={**os.environ, "PYTHONPATH": str(ROOT)})
         self.url = self.read_line()
         self._port = int(self.url.split(":")[2].split("/")[0])
 
@@ -66,20 +64,12 @@ class ServiceProcess:
         while (store := self.ask("/training/progress")[1]["store"]) is None or store["waiting"] < count:
             pass
 
-    def release(self) -> None:
-        """Let the paused hook or save continue."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write("x")
-            self._process.stdin.flush()
-
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     def end(self) -> tuple[int, str]:
         """Wait for its end and return status and output; the error stream may have log lines only."""
-        self._process.wait(HANG_SECS)  # before `communicate`, which would let a paused hook continue
-        out, err = self._process.communicate()
+        out, err = self._process.communicate(timeout=HANG_SECS)
         assert "never retrieved" not in err, err
         assert "Exception ignored" not in err, err
         return self._process.returncode, out
@@ -116,10 +106,28 @@ def example(directory: Path) -> contextlib.AbstractContextManager[ServiceProcess
     return started("examples/service.py", "--port", "0", "--checkpoint-dir", str(directory))
 
 
-def paused(
-    directory: Path, what: str, step: int, grace_secs: float = HANG_SECS
-) -> contextlib.AbstractContextManager[ServiceProcess]:
-    return started("-m", "tests.support.paused_service", str(directory), what, str(step), str(grace_secs))
+MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
+WITH_A_HOOK = """
+import socket, sys
+import aiohooks as ah
+from examples.service import Service, serve
+
+class Hook(ah.SessionRunHook):
+    name = sys.argv[2]
+
+    async def after_run(self, run_context, run_values):
+        if run_context.global_step == 3 and self.name == "crash":
+            raise OSError("cannot reach postgres://trainer:hunter2@db/rows")
+
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}/training/", flush=True)
+    sys.exit(ah.run(serve, Service(sys.argv[1], hooks=[Hook()], title=Hook.name), listener))
+"""
+
+
+def with_a_hook(directory: Path, name: str) -> contextlib.AbstractContextManager[ServiceProcess]:
+    """Start the service with a hook and a title of this name; the hook "crash" fails at step 3."""
+    return started("-c", WITH_A_HOOK, str(directory), name)
 
 
 def saved_step(directory: Path) -> int | None:
@@ -145,15 +153,7 @@ def test_it_trains_and_serves(tmp_path: Path) -> None:
         assert {"HistoryHook", "NanHook"} <= {one["hook"] for one in progress["hooks"]}
         assert service.ask("/rows", method="POST", body=[["a", 1]])[0] == 400
         assert service.ask("/predict?x=nan")[0] == 400
-        # SIGTERM in the middle of a wait: clients are answered, streams end, then the process, with a checkpoint.
-        assert any("waiting for step 4816 of rows received" in one for one in service.ask("/training/health")[1]["doing"])
-        waiting, follower = [service.begin("/training/steps/309") for _ in range(5)], service.begin("/training/events")
-        service.wait_parked(5)
         service.signal(signal.SIGTERM)
-        expected = {"error": "stopped", "message": f"{NO_MORE}the server received SIGTERM", "wanted": 309, "step": 300}
-        assert [read_reply(one) for one in waiting] == [(410, expected)] * 5
-        kind, event = read_events(follower)[-1]
-        assert (kind, event["state"], event["stop_reason"]) == ("end", "finished", "the server received SIGTERM")
         assert service.end() == (0, "finished at step 300: the server received SIGTERM\n")
     assert saved_step(tmp_path) == 300
     with example(tmp_path) as service:
@@ -165,53 +165,42 @@ def test_it_trains_and_serves(tmp_path: Path) -> None:
     assert saved_step(tmp_path) == 301
 
 
-@pytest.mark.parametrize("what", ["hook", "save"])
-def test_sigterm_in_the_middle_of_a_hook_and_of_a_save(tmp_path: Path, what: str) -> None:
-    """Clients are answered immediately; the session waits for the hook, or the save; then there is a last checkpoint."""
-    with paused(tmp_path, what, 3) as service:
-        service.send_rows(4 if what == "save" else 3)
-        assert service.read_line() == "paused"
-        assert service.ask("/training/steps/3")[0] == 200
-        waiting = service.begin("/training/steps/9")
-        service.wait_parked(1)
-        if what == "hook":
-            assert any("after_run at step 3" in one for one in service.ask("/training/health")[1]["doing"])
+def test_sigterm_in_the_middle_of_a_step_wait(tmp_path: Path) -> None:
+    """The session's own wait ends, waiting clients are answered and streams end; then the process ends, with a checkpoint."""
+    with example(tmp_path) as service:
+        service.send_rows(2)
+        service.ask("/training/steps/2")
+        status, health = service.ask("/training/health")
+        assert status == 200
+        assert any("waiting for step 48 of rows received" in one for one in health["doing"])
+        waiting = [service.begin("/training/steps/9") for _ in range(5)]
+        follower = service.begin("/training/events")
+        service.wait_parked(5)
         service.signal(signal.SIGTERM)
-        assert read_reply(waiting)[0] == 410, "while it is still paused"
-        service.release()
-        status, out = service.end()
-        step = 3 if what == "hook" else int(out.split("at step ")[1].split(":")[0])
-        assert (status, out) == (0, f"finished at step {step}: the server received SIGTERM\n")
-        assert step in (3, 4)
-    assert saved_step(tmp_path) == step
-
-
-def test_sigterm_in_a_hook_that_never_returns(tmp_path: Path) -> None:
-    """After the grace period the process ends without it, with status 1 and the previous checkpoint."""
-    with paused(tmp_path, "hook", 3, grace_secs=0.5) as service:
-        service.send_rows(3)
-        assert service.read_line() == "paused"
-        service.signal(signal.SIGTERM)
-        assert service.end() == (1, "failed at step 3: CancelledError: the grace period was over\n")
-    assert saved_step(tmp_path) == 0
+        message = "the session makes no more steps: the server received SIGTERM"
+        expected = {"error": "stopped", "message": message, "wanted": 9, "step": 2}
+        assert [read_reply(one) for one in waiting] == [(410, expected)] * 5
+        kind, event = read_events(follower)[-1]
+        assert (kind, event["state"], event["stop_reason"]) == ("end", "finished", "the server received SIGTERM")
+        assert service.end() == (0, "finished at step 2: the server received SIGTERM\n")
+    assert saved_step(tmp_path) == 2
 
 
 def test_a_crash_turns_health_red_and_the_service_continues(tmp_path: Path) -> None:
-    """Health is 503 with the reason, waits are answered, predictions are still served; no password and no traceback is shown."""
-    with paused(tmp_path, "crash", 3) as service:
+    """Waits are answered with the reason, predictions are still served; no password is shown; the process ends with status 1."""
+    with with_a_hook(tmp_path, "crash") as service:
         service.send_rows(2)
         service.ask("/training/steps/2")
-        waiting, follower = service.begin("/training/steps/9"), service.begin("/training/events")
+        assert service.ask("/training/health")[0] == 200
+        waiting = service.begin("/training/steps/9")
         service.wait_parked(1)
         service.send_rows(1)
         failure = "OSError: cannot reach postgres://***@db/rows"
         status, reply = read_reply(waiting)
         assert (status, reply["message"]) == (503, f"the session failed: {failure}")
-        kind, event = read_events(follower)[-1]
         status, health = service.ask("/training/health")
-        for report in (event, health):
-            assert (report["state"], report["failure"]) == ("failed", failure)
-        assert (kind, status, service.ask("/training/ready")[0], service.ask("/predict?x=0.5")[0]) == ("end", 503, 503, 200)
+        assert (status, health["state"], health["failure"]) == (503, "failed", failure)
+        assert service.ask("/predict?x=0.5")[0] == 200
         service.signal(signal.SIGTERM)
         assert service.end() == (1, f"failed at step 3: {failure}\n")
 
@@ -248,7 +237,7 @@ def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
 
 def test_names_that_are_markup_stay_text(tmp_path: Path) -> None:
     """A title and a hook name that are scripts are shown as text, and do not run."""
-    with paused(tmp_path, "names", 3) as service, Chromium() as chromium:
+    with with_a_hook(tmp_path, MARKUP) as service, Chromium() as chromium:
         chromium.open(service.url)
         chromium.wait_until("document.documentElement.dataset.state === 'running'")
         service.send_rows(5)

@@ -20,14 +20,11 @@ pytestmark = [pytest.mark.every_python, pytest.mark.slow, pytest.mark.asyncio(lo
 
 
 @contextlib.asynccontextmanager
-async def processes(directory: Path, count: int, *, inotify: bool = True) -> AsyncIterator[list[WorkerProcess]]:
+async def processes(directory: Path, count: int) -> AsyncIterator[list[WorkerProcess]]:
     """Run processes with the run open; those that live in the end close it, and then nothing of them is left there."""
     workers = await asyncio.gather(*(WorkerProcess.start() for _ in range(count)))
     try:
         for one in workers:
-            # In a process without other threads.
-            if not inotify and "error" in await reply_to(one.order("forbid_inotify"), "without inotify"):
-                pytest.skip("this system does not let a user be without inotify")
             await one.do("open", url=f"local://{directory}", run="run")
         yield list(workers)
         await asyncio.gather(*(one.do("close") for one in workers if one.alive))
@@ -75,18 +72,17 @@ async def test_killed_as_another_closes(tmp_path: Path) -> None:
 
 
 async def test_without_inotify(tmp_path: Path) -> None:
-    """Where the user has no inotify left, named pipes notify, and a death is found by polling."""
-    async with processes(tmp_path, 3, inotify=False) as (waiter, chief, other):
-        await chief.do("lead")
-        wait = waiter.order("wait", step=5)
-        await waiter.do("parked")
-        await other.do("advance", times=6)
-        assert (await reply_to(wait, "the wait"))["result"] >= 5
-        wait = waiter.order("wait", step=50)
-        await waiter.do("parked")
-        assert list((tmp_path / "run" / "fifos").iterdir())
-        await chief.kill()
-        assert (await reply_to(wait, "the wait"))["error"] == "PublisherFailedError"
+    """Where the user has no inotify left, opening the store says which limit to raise."""
+    worker = await WorkerProcess.start()
+    try:
+        # In a process without other threads.
+        if "error" in await reply_to(worker.order("forbid_inotify"), "without inotify"):
+            pytest.skip("this system does not let a user be without inotify")
+        reply = await reply_to(worker.order("open", url=f"local://{tmp_path}", run="run"), "the opening")
+        assert reply["error"] == "StoreUnavailableError"
+        assert "raise fs.inotify.max_user_instances" in reply["text"]
+    finally:
+        await worker.kill()
 
 
 async def test_soak(capsys: pytest.CaptureFixture[str]) -> None:

@@ -312,10 +312,9 @@ def left_in(run: Path) -> str:
     """Return what processes have left in the directory of a run, which none of them has open any more."""
     if not run.exists():
         return ""
-    expected = {"position", "notify", "state", "state.new", "alive", "fifos"}
+    expected = {"position", "notify", "state", "state.new", "alive"}
     left = [
         *(run / "alive").iterdir(),
-        *(run / "fifos").iterdir(),
         *(path for path in run.iterdir() if path.name not in expected),
     ]
     slots = (run / "position").read_bytes()[128:] if (run / "position").exists() else b""
