@@ -313,10 +313,7 @@ def left_in(run: Path) -> str:
     if not run.exists():
         return ""
     expected = {"position", "notify", "state", "state.new", "alive"}
-    left = [
-        *(run / "alive").iterdir(),
-        *(path for path in run.iterdir() if path.name not in expected),
-    ]
+    left = [*(run / "alive").iterdir(), *(path for path in run.iterdir() if path.name not in expected)]
     slots = (run / "position").read_bytes()[128:] if (run / "position").exists() else b""
     return f"{left} and the slots {slots!r} are left" if left or slots else ""
 
