@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _MOST_PLANS = 1024
-_MOST_ATTEMPTS = 100
+_ATTEMPTS = range(100)  # made once: every run begins with it
 """How often a run is tried while others replace the variables that it replaces; it must not be repeated indefinitely."""
 
 
@@ -211,7 +211,7 @@ class Session:
         if scope is not None and scope.observers:
             operations = [_observed(one, scope.observers) for one in operations]
         store = self.global_step
-        for _ in range(_MOST_ATTEMPTS):
+        for _ in _ATTEMPTS:
             for slot, name in plan.variables:
                 values[slot] = self._values.by_name[name]
             for slot in plan.step_slots:
@@ -250,7 +250,7 @@ class Session:
             values[plan.number_fed :] = plan.template[plan.number_fed :]
         names = ", ".join(repr(name) for _, name in plan.replaced)
         raise UpdateConflictError(
-            f"this run replaces {names} (updates=), and in each of its {_MOST_ATTEMPTS} attempts another one had done so since "
+            f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts another one had done so since "
             "it began; add to a variable with adds_to=, or let the runs take turns"
         )
 
