@@ -31,7 +31,6 @@ class Shutdown:
         self._creator = creator if isinstance(creator, ChiefSessionCreator) else None
         self._hooks = hooks
         self._run_lock = run_lock
-        self._grace_secs = state.grace_secs
         self._complete = asyncio.Event()
         self.callbacks: contextlib.ExitStack = contextlib.ExitStack()
         """What is called at the very end."""
@@ -66,7 +65,7 @@ class Shutdown:
         swallow = swallows(error)
         try:
             what = f"the wait for the end of {self._state.label}"
-            await shielded(self._complete.wait(), grace_secs=self._grace_secs, what=what)
+            await shielded(self._complete.wait(), grace_secs=self._state.grace_secs, what=what)
         except asyncio.CancelledError as cancelled:
             self._keep(None if swallow else error, cancelled)
             raise
@@ -132,7 +131,7 @@ class Shutdown:
                 try:
                     closing = await shielded_task(
                         self._close_parts(primary, errors),
-                        grace_secs=self._grace_secs,
+                        grace_secs=self._state.grace_secs,
                         what=f"the end of {self._state.label}",
                         on_cancel=self._cancel_tasks,
                     )
@@ -174,9 +173,9 @@ class Shutdown:
             except BaseException as raised:
                 errors.append(raised)
 
-        why = failure or f"the session has ended, and its grace period of {self._grace_secs} s is over"
-        secs = self._grace_secs if error is None else 0
-        await complete(end_tasks(state.owners, secs, self._grace_secs, why, f"{state.label}, closing"))
+        why = failure or f"the session has ended, and its grace period of {self._state.grace_secs} s is over"
+        secs = self._state.grace_secs if error is None else 0
+        await complete(end_tasks(state.owners, secs, self._state.grace_secs, why, f"{state.label}, closing"))
         background = self._background_failure(primary)
         if background is not None and background is not primary:
             errors.append(background)
@@ -187,7 +186,7 @@ class Shutdown:
             await complete(session.aclose(), self._log_long_wait("the raw session"))
         await complete(self._hooks.close(error or background, errors), self._log_long_wait())
         if self._creator is not None:
-            await complete(self._creator.aclose(grace_secs=self._grace_secs), self._log_long_wait("its creator"))
+            await complete(self._creator.aclose(grace_secs=self._state.grace_secs), self._log_long_wait("its creator"))
         if state.store is not None:
             await complete(state.store.flush(_FLUSH_SECS), self._log_long_wait("its step store"))
         if self._complete.is_set():  # it took longer than the grace period after a cancellation

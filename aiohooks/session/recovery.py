@@ -159,10 +159,9 @@ class SessionSupervisor:
         self.coord: Coordinator = root
         self.state: SessionState = feeds.state
         self.state.is_recoverable = policy.recovers
-        self.grace_secs = self.state.grace_secs
         self.run: GatheredRun
         """Makes a run of the raw session as part of what a monitored run awaits."""
-        self.feeds: SessionFeeds = feeds
+        self._feeds = feeds
         self.history: RecoveryHistory = RecoveryHistory(policy)
         self.committed: CommittedRun | None = None
         """The run in progress, if it failed after it had been committed."""
@@ -171,13 +170,13 @@ class SessionSupervisor:
             creator.restores_again = policy.restore == "checkpoint"
         self._hooks = hooks
         self._policy = policy
-        self._monitor = Monitor(self.grace_secs, hooks.stateful, feeds.state_of, hooks.drain_stateful)
+        self._monitor = Monitor(self.state.grace_secs, hooks.stateful, feeds.state_of, hooks.drain_stateful)
 
     # -- the error of a run: raise it, or recover
 
     def note_commit(self, session: Session, result: Any) -> None:
         """Note that a run is failing after it had been committed, for a policy that returns its result."""
-        feeds = self.feeds
+        feeds = self._feeds
         uses_tracked = any(self.state.runner in one.in_use and feeds.are_tracked(one) for one in feeds.ahead)
         if self._policy.after_commit == "return" or uses_tracked:
             epoch = session.global_step.latest.epoch
@@ -216,7 +215,7 @@ class SessionSupervisor:
                 await self._replace(error, step if committed is None else committed.position.step, waits)
             if committed is None or not self._has_commit(committed.position):
                 return None
-            self.feeds.set_back.discard(current_task())  # the checkpoint has the step, and the feeds behind it
+            self._feeds.set_back.discard(current_task())  # the checkpoint has the step, and the feeds behind it
             return committed
         finally:
             del error  # the traceback of what is raised has this frame
@@ -300,21 +299,21 @@ class SessionSupervisor:
         session = state.session
         if session is None:
             return
-        self.feeds.note_loss(session, session.global_step.latest.step)
+        self._feeds.note_loss(session, session.global_step.latest.step)
         state.session = None
 
         async def close() -> None:
-            await self._hooks.background.finish(self.grace_secs)  # they are calls for this session
-            await self.feeds.stop_reading()
+            await self._hooks.background.finish(self.state.grace_secs)  # they are calls for this session
+            await self._feeds.stop_reading()
             owner.close()
             owner.disown("its session was replaced")
-            await end_tasks([owner], 0, self.grace_secs, why, f"{state.label}, recovering")
+            await end_tasks([owner], 0, self.state.grace_secs, why, f"{state.label}, recovering")
             try:
                 await session.aclose()
             except Exception as error:
                 _logger.warning("%s: closing its raw session failed", state.label, exc_info=error)
 
-        await shielded(close(), grace_secs=self.grace_secs, what=f"closing the raw session of {state.label}")
+        await shielded(close(), grace_secs=self.state.grace_secs, what=f"closing the raw session of {state.label}")
 
     def _has_commit(self, committed: Position) -> bool:
         """Return whether the new session continues behind a commit of an earlier one."""
@@ -358,10 +357,11 @@ class SessionSupervisor:
         self.coord = coordinator_of(self.state)
         if isinstance(created, Session):
             restore_hooks(created)
-            self.feeds.note_new_session(created, self._policy.on_lost_feeds)  # before a hook can fail: what is in use comes again
+            # Before a hook can fail: what is in use comes again.
+            self._feeds.note_new_session(created, self._policy.on_lost_feeds)
         await self._hooks.after_create_session(session, self.coord)
         await self._check_open()
-        self.feeds.continue_reading()
+        self._feeds.continue_reading()
         return session
 
     async def _check_open(self) -> None:
