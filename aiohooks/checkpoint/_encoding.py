@@ -573,6 +573,8 @@ class _Decoder:
         form, name, sizes, start = DTYPES[tensor.dtype], tensor.name, tensor.shape, tensor.offset
         kind, is_whole = _KINDS[tensor.dtype], tensor.strides is None
         steps = _contiguous(sizes) if tensor.strides is None else tensor.strides
+        if steps is None:
+            raise DamagedError("has an invalid array shape")
         if name not in self._blocks:
             data = self._arrays.take_bytes(name, form.native if is_whole else None, sizes)
             self._blocks[name] = data, None if self._torch is None else self._torch.storage_of(data)
@@ -585,13 +587,13 @@ class _Decoder:
         return cast("Any", self._torch).tensor_in(storage, tensor.dtype, start, sizes, steps)
 
 
-def _contiguous(sizes: list[int]) -> list[int]:
-    """Return the strides that torch gives a new tensor, in elements."""
+def _contiguous(sizes: list[int]) -> list[int] | None:
+    """Return the strides that torch gives a new tensor, in elements; None for sizes for which it makes none."""
     found, step = sizes[:], 1
     for place in range(len(sizes) - 1, -1, -1):
         found[place], step = step, step * max(sizes[place], 1)
         if step > MAX_INT:
-            raise DamagedError("has an invalid array shape")
+            return None
     return found
 
 
