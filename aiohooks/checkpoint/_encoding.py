@@ -539,8 +539,9 @@ class _Decoder:
             self._check_canonical((name, dtype, shape), data)
             return self._arrays.take(name, dtype, shape)
         if code == _SCALAR:
-            kind, content = _parse_dtype((scalar := _read_scalar(data))[0]), scalar[1]
-            self._check_canonical(scalar, data)
+            dtype, content = _read_scalar(data)
+            kind = _parse_dtype(dtype)
+            self._check_canonical((dtype, content), data)
             if len(content) != kind.itemsize or kind.kind in "US":
                 raise DamagedError("has a number whose size is not that of its dtype")
             return _make_array(kind, [], np.array(bytearray(content), np.uint8))[()]
