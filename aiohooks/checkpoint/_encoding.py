@@ -539,8 +539,9 @@ class _Decoder:
             self._check_canonical((name, dtype, shape), data)
             return self._arrays.take(name, dtype, shape)
         if code == _SCALAR:
-            kind, content = _parse_dtype((scalar := _read_scalar(data))[0]), scalar[1]
-            self._check_canonical(scalar, data)
+            dtype, content = _read_scalar(data)
+            kind = _parse_dtype(dtype)
+            self._check_canonical((dtype, content), data)
             if len(content) != kind.itemsize or kind.kind in "US":
                 raise DamagedError("has a number whose size is not that of its dtype")
             return _make_array(kind, [], np.array(bytearray(content), np.uint8))[()]
@@ -573,6 +574,8 @@ class _Decoder:
         form, name, sizes, start = DTYPES[tensor.dtype], tensor.name, tensor.shape, tensor.offset
         kind, is_whole = _KINDS[tensor.dtype], tensor.strides is None
         steps = _contiguous(sizes) if tensor.strides is None else tensor.strides
+        if steps is None:
+            raise DamagedError("has an invalid array shape")
         if name not in self._blocks:
             data = self._arrays.take_bytes(name, form.native if is_whole else None, sizes)
             self._blocks[name] = data, None if self._torch is None else self._torch.storage_of(data)
@@ -585,13 +588,13 @@ class _Decoder:
         return cast("Any", self._torch).tensor_in(storage, tensor.dtype, start, sizes, steps)
 
 
-def _contiguous(sizes: list[int]) -> list[int]:
-    """Return the strides that torch gives a new tensor, in elements."""
+def _contiguous(sizes: list[int]) -> list[int] | None:
+    """Return the strides that torch gives a new tensor, in elements; None for sizes for which it makes none."""
     found, step = sizes[:], 1
     for place in range(len(sizes) - 1, -1, -1):
         found[place], step = step, step * max(sizes[place], 1)
         if step > MAX_INT:
-            raise DamagedError("has an invalid array shape")
+            return None
     return found
 
 

@@ -171,9 +171,9 @@ class Files:
             self.fs.close(fd)
         return size, checksum
 
-    def read(self, name: str, *, dir_fd: int, size: int | None = None, max_size: int | None = None) -> bytes:
+    def read(self, name: str, *, dir_fd: int, max_size: int) -> bytes:
         """Return the content of a plain file; see `opened`."""
-        with self.opened(name, dir_fd=dir_fd, size=size, max_size=max_size) as file:
+        with self.opened(name, dir_fd=dir_fd, max_size=max_size) as file:
             return b"".join(file.pieces())
 
     @contextlib.contextmanager

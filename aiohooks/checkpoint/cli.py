@@ -91,8 +91,8 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         # Numbers are aligned to the right, text to the left.
-        aligned = (str.rjust if place < 3 else str.ljust for place in range(len(row)))
-        cells = [align(cell, width) for align, cell, width in zip(aligned, row, widths, strict=True)]
+        padded = enumerate(zip(row, widths, strict=True))
+        cells = [cell.rjust(width) if place < 3 else cell.ljust(width) for place, (cell, width) in padded]
         print("  ".join(cells).rstrip())
 
 

@@ -129,6 +129,18 @@ async def test_errors_of_the_store(end: str, status: int, code: str, message: st
     assert message is None or waiting.reply.json["message"] == message
 
 
+@pytest.mark.parametrize("error", [OSError("a peer"), TimeoutError("a peer")])
+async def test_a_failed_background_task_ends_a_wait(error: Exception) -> None:
+    """A client gets the error of a background task, also one that says by its type that the task has waited for too long."""
+    async with serving() as one:
+        waiting = await one.begin("/steps/9", query="timeout=60")
+        one.service._session.start_soon(fail, error)
+        await waiting.task
+        message = f"a background task of the session failed: {type(error).__name__}: a peer"
+        assert waiting.reply.json == {"error": "failed", "message": message, "wanted": 9, "step": 0}
+        assert waiting.reply.status == 503
+
+
 async def test_a_client_that_goes_ends_its_wait() -> None:
     """When clients disconnect, or the server cancels a request, the wait ends in the store too; a cancellation is raised."""
     async with serving() as one:

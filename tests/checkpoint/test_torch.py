@@ -113,6 +113,14 @@ def test_a_tensor_that_is_larger_than_its_memory_costs_its_memory(tensor: torch.
     assert all(not row.any() for offset, row in enumerate(gaps) if offset not in used)
 
 
+@WAYS
+def test_an_empty_tensor_may_have_sizes_of_any_product(way: Callable[[Any], Any]) -> None:
+    """Torch expands a tensor without elements to sizes for which a new one could have no strides; it is saved like others."""
+    tensor = torch.empty(0, 1, 1).expand(0, 2**62, 2**62)
+    found = way({"x": tensor})["x"]
+    assert (found.shape, found.stride()) == (tensor.shape, tensor.stride())
+
+
 def _offsets(tensor: torch.Tensor) -> list[Any]:
     """Return where the elements are along the two last dimensions, at most a thousand each."""
     dims = [np.arange(min(n, 1000)) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)]

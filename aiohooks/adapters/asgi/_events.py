@@ -16,6 +16,7 @@ from aiohooks.errors import (
     PublisherFailedError,
     PublisherFinishedError,
     SessionClosedError,
+    StepTimeoutError,
     StopRequestedError,
     StoreClosedError,
     StoreDamagedError,
@@ -39,11 +40,13 @@ async def wait_for_step(reporter: SessionReporter, wanted: int, timeout: float |
             left = None if timeout is None else max(0.0, timeout - (clock.now() - since))
             await _until_stopped(session, store.wait_for(wanted, timeout=left))
         reply = None
-    except TimeoutError:  # `StepTimeoutError` is one
-        secs = round(clock.now() - since, 6)
-        reply = error_reply(504, "timeout", f"step {wanted} was not reached in time", waited_secs=secs, **_seen(wanted, store))
     except Exception as error:
-        reply = _failed_reply(error, _seen(wanted, store))
+        seen = _seen(wanted, store)
+        if isinstance(error, TimeoutError if store is None else StepTimeoutError):  # a background task may fail with another
+            secs = round(clock.now() - since, 6)
+            reply = error_reply(504, "timeout", f"step {wanted} was not reached in time", waited_secs=secs, **seen)
+        else:
+            reply = _failed_reply(error, seen)
     reached = None if store is None else reached_reply(store, wanted)
     return reached or reply or _ended_reply(reporter, _seen(wanted, store))
 

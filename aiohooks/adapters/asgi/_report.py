@@ -142,13 +142,13 @@ class SessionReporter:
 
 
 def _safe(value: Any) -> Any:
-    """Return data of which each text, key or value, is safe to show; a number that JSON does not have is None."""
+    """Return data whose texts are safe to show, all but keys; a number that JSON does not have is None."""
     if value is None or isinstance(value, int):  # first, as most of what is reported are numbers
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {safe_text(key): _safe(each) for key, each in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        return {key: _safe(each) for key, each in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if isinstance(value, list | tuple):
         return [_safe(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
     return safe_text(value)
@@ -174,8 +174,8 @@ def _last_steps(timeline: TimelineHook) -> dict[str, Any]:
 
 
 def _thinned_values(history: HistoryHook) -> dict[str, Any]:
-    """Return a limited number of points for each tag, spread over the whole run and ending with the last one."""
+    """Return a limited number of points for each tag, safe to show, spread over the whole run and ending with the last one."""
     stride = -(-len(history.steps) // _MAX_POINTS) or 1
     part = slice((len(history.steps) - 1) % stride if history.steps else 0, None, stride)
     tags = list(history.values.items())[:_MAX_ROWS]
-    return {tag: {"steps": history.steps[part], "values": values[part]} for tag, values in tags}
+    return {safe_text(tag): {"steps": history.steps[part], "values": values[part]} for tag, values in tags}
