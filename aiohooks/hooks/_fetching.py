@@ -146,7 +146,7 @@ class WritingHook(FetchingHook):
     def _has_to_wait(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
         """Return whether the run is to be written and the queue is full; if not, do what `after_run` does."""
         writer = self._writer
-        if writer is not None and writer.is_full and self._timer.is_due(run_context.global_step):
+        if writer is not None and self._timer.is_due(run_context.global_step) and writer.is_full:
             return True
         self._queue(run_context, run_values)
         return False

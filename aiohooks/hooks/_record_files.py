@@ -252,7 +252,7 @@ class RecordFile(LineFile):
             OSError: it cannot be read or written.
         """
         self.open()
-        size, last, dropped = 0, -1, b""
+        size, last = 0, -1
         with open(self.path, "rb") as file:
             for record, line in _decoded(file, self._format, f"{self.path} is not a file of this hook", _MOVE):
                 if record is not None and record.step > step:

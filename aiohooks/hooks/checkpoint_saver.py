@@ -278,7 +278,11 @@ class CheckpointSaverHook(ScheduledHook):
             await self._wait_for_write()
 
     def _is_saved(self, step: int) -> bool:
-        return self._last is not None and self._last.step == step
+        return self._last_at(step) is not None
+
+    def _last_at(self, step: int) -> Checkpoint | None:
+        """Return the last checkpoint if it is of this step."""
+        return self._last if self._last is not None and self._last.step == step else None
 
     async def _finish_evaluations(self, step: int) -> None:
         """Wait for the evaluations of earlier steps, whose values a checkpoint of this one does not have."""
@@ -289,7 +293,8 @@ class CheckpointSaverHook(ScheduledHook):
         """Keep the numbers of an evaluation for the checkpoint of its step; add them to it if it is there."""
         if not isinstance(result, Mapping) or self._saver is None:
             return
-        if not is_due and self._last is not None and self._last.step == step and not self._last.interim:
+        last = self._last_at(step)
+        if not is_due and last is not None and not last.interim:
             return  # the checkpoint of an uninterrupted run, which makes no evaluation here
         values: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
         numbers = {str(tag): float(number) for tag, value in values.items() if (number := scalar(value)) is not None}
@@ -313,7 +318,7 @@ class CheckpointSaverHook(ScheduledHook):
         await self._finish_evaluations(session.global_step.latest.step)
         # State and step without an await between: other sessions may change shared variables while a listener is awaited.
         self._epoch, step = session.global_step.latest
-        again = self._last if self._last is not None and self._last.step == step else None
+        again = self._last_at(step)
         interim = at_end and (again is None or again.interim) and not self._timer.due(step, self._now())
         if not interim:
             self._timer.mark(step, self._now())

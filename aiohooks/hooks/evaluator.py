@@ -318,16 +318,14 @@ class EvaluatorHook(SessionRunHook):
     async def _wait_for_worker(self) -> None:
         """Wait until one more evaluation in the background has ended."""
         self._progressed.clear()
-        worker = self._ensure_worker()
-        assert worker is not None
-        worker.add_done_callback(lambda _: self._progressed.set())  # also called if the worker is cancelled
+        self._ensure_worker()
         await self._progressed.wait()
 
-    def _ensure_worker(self) -> asyncio.Task[None] | None:
-        """Return the task that evaluates; start one if evaluations are pending and it has ended or was cancelled."""
+    def _ensure_worker(self) -> None:
+        """Start the task that evaluates if evaluations are pending and it has ended or was cancelled."""
         if self._pending and self._coord is not None and (self._worker is None or self._worker.done()):
             self._worker = self._coord.start_soon(self._work, current_run(), name="evaluation")
-        return self._worker
+            self._worker.add_done_callback(lambda _: self._progressed.set())  # also called if it is cancelled
 
     async def _work(self, run: RunScope | None) -> None:
         if run is not None:

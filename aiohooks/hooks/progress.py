@@ -158,9 +158,8 @@ class ProgressHook(SessionRunHook):
     @only_if("_has_to_write")
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
         """Update the progress; write a line if it is due."""
-        writes = self._renderer is None and self._sampling.is_due(run_context.global_step)
-        self._update(run_context, run_values)
-        if writes and self.progress is not None:
+        if self._has_to_write(run_context, run_values) and self.progress is not None:
+            self._update(run_context, run_values)
             await self._write(self._write_line, self.progress.line())
 
     def _has_to_write(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:

@@ -110,7 +110,6 @@ class StopAtTimeHook(SessionRunHook):
                 once, in `begin`; from then on the clock counts the remaining seconds.
             margin_secs: how much earlier to stop, so that the last run and the steps after it, such as a save, end in time.
             keep_elapsed: whether the time of a resumed run counts too, so that `secs` limits all of its parts together.
-            wall_time: returns the wall time, as `time.time` does.
             name: the name of its state in checkpoints; needed if a session has several of these hooks.
 
         Raises:

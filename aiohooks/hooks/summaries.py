@@ -74,7 +74,11 @@ class SummaryWriter:
         """Record that a session has started at `step`: TensorBoard drops its later steps.
 
         Call it in `after_create_session`, with `session.global_step.latest.step`.
+
+        Raises:
+            InvalidArgumentError: the writer is closed.
         """
+        self._check_open()
         self._writer.add(self._start_of(step + 1, self._time_offset + self._clock.now()))
 
     async def add(self, step: int, values: Mapping[str, Any]) -> None:

@@ -241,9 +241,10 @@ class WatchdogHook(SessionRunHook):
 
 
 def _hook_method(frames: Frames) -> str | None:
-    """Return the method of a hook that is being called in these frames."""
+    """Return the method of a hook that is being called in these frames, for the report: nothing is decided by it."""
     for frame in frames:
-        hook = frame.f_locals.get("self")
-        if isinstance(hook, SessionRunHook) and frame.f_code.co_name in HOOK_METHODS:
+        # The loop, which could say what it calls, is blocked, and this is another thread: there are only the frames to ask. Not
+        # for the variables of all: before Python 3.13 a frame keeps what these were when they were asked for.
+        if frame.f_code.co_name in HOOK_METHODS and isinstance(hook := frame.f_locals.get("self"), SessionRunHook):
             return f"{type(hook).__name__}.{frame.f_code.co_name}"
     return None

@@ -327,6 +327,9 @@ async def test_a_writer_is_closed_once(tmp_path: Path) -> None:
     for use in (writer.add(2, {"a": 1}), writer.open()):
         with refused(ah.errors.InvalidArgumentError, f"SummaryWriter({str(tmp_path)!r}) is closed"):
             await use
+    with refused(ah.errors.InvalidArgumentError, f"SummaryWriter({str(tmp_path)!r}) is closed"):
+        writer.restart(2)
+    await writer.flush()  # nothing was queued that no thread would write
     assert scalars(tmp_path, "a") == [(1, 1)]
 
 
