@@ -513,5 +513,5 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
 async def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     """With the value, and what to give."""
     with pytest.raises(InvalidArgumentError) as refused:
-        await explore(arguments.pop("program", trio_like_group), **arguments)
+        await explore(**{"program": trio_like_group, **arguments})
     assert message in str(refused.value)
