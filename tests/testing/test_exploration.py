@@ -398,6 +398,8 @@ async def test_one_cancel_at_every_wait_and_two() -> None:
     assert explored.disturbances == {"cancel": 6}
     twice = await explore(program, disturb=["cancel"], exhaust=2)
     assert twice.schedules > explored.schedules
+    killed = await explore(program, disturb=["kill"], exhaust=2)
+    assert killed.schedules == 1  # it takes no directory
 
 
 async def test_outside_of_an_exploration_nothing_is_chosen_and_nothing_happens() -> None:
