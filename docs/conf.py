@@ -91,6 +91,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", skip_member)
     app.connect("doctree-read", refer_to_names)
     app.connect("doctree-resolved", let_names_break)
+    app.connect("html-page-context", describe_first_page, priority=400)  # before opengraph describes pages that lack it
     app.connect("html-page-context", fold_navigation, priority=900)  # after furo has made it
     app.connect("missing-reference", resolve_name)
 
@@ -220,21 +221,12 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
 
 def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Let long names in tables break behind their parts, so that a table fits the page."""
-    for literal in doctree.findall(nodes.literal):
-        parts = re.findall(r".{4,}?(?:_|/|\.|::|\(|=|, ?|$)|.+$", literal.astext())
-        if len(literal.astext()) > 16 and in_table(literal):
-            literal.children = []
-            for part in parts:
-                literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
-
-
-def in_table(node: nodes.Node) -> bool:
-    """Return whether a node is in a cell of a table."""
-    while (above := node.parent) is not None:
-        if isinstance(above, nodes.entry):
-            return True
-        node = above
-    return False
+    for cell in doctree.findall(nodes.entry):
+        for literal in cell.findall(nodes.literal):
+            if len(text := literal.astext()) > 16:
+                literal.children = []
+                for part in re.findall(r".{4,}?(?:_|/|\.|::|\(|=|, ?|$)|.+$", text):
+                    literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
 
 
 def fold_navigation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
@@ -247,6 +239,9 @@ def fold_navigation(app: Sphinx, page: str, template: str, context: dict[str, An
         is_open = "current-page" in pages or (page == "index" and number == 0)
         folded.append(f"<details{' open' * is_open}><summary>{caption}</summary>{pages}</details>")
     context["furo_navigation_tree"] = "".join(folded)
-    context.setdefault("metatags", "")
+
+
+def describe_first_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Describe the first page as the package index does, and not by its first words as the other pages."""
     if page == "index":
         context["metatags"] += f'<meta name="description" content="{DESCRIPTION}" />'

@@ -189,8 +189,10 @@ class HookGroup(Generic[K]):
         """
         if self._state == "closed":
             self.check_usable()
-        (one,) = registered_hooks([for_group(hook, self._lifecycle.kind)], self._numbers, self._registered)
+        numbers = self._numbers.copy()
+        (one,) = registered_hooks([for_group(hook, self._lifecycle.kind)], numbers, self._registered)
         self._insert(one, is_added=True)
+        self._numbers = numbers  # not before: a hook that is refused has had no name
 
     def remove(self, hook: object) -> None:
         """Remove a hook, or a function that was added with `on`; it takes no part from the next call on.

@@ -65,9 +65,8 @@ class Schedule:
         """Return whether choices of this kind can be another than 0, or are noted."""
         return kind in self._noted or self.may_choose(kind)
 
-    def choose(self, kind: str, options: int, name: str = "") -> int:
-        """Return a number below `options`; those of a name are numbered by themselves."""
-        key = name or kind
+    def choose(self, kind: str, key: str, options: int) -> int:
+        """Return a number below `options`; those of a key, which is the kind or that and a name, are numbered by themselves."""
         number = self.numbers[key] = self.numbers.get(key, 0) + 1
         if self.is_given:
             choice = min(self._given.get((key, number), 0), options - 1)

@@ -289,7 +289,7 @@ class _Run:
     def choose(self, kind: str, options: Sequence[T], describe: Callable[[T], str], name: str = "") -> T:
         """Return the option that the schedule chooses; `describe` says what that means."""
         key = _key(kind, name)
-        choice = self.schedule.choose(kind, len(options), key)
+        choice = self.schedule.choose(kind, key, len(options))
         if choice and self.schedule.is_given:  # only then are they wanted
             self.notes[key, self.schedule.numbers[key]] = describe(options[choice])
         return options[choice]
@@ -459,9 +459,9 @@ class _Explorer:
         self.schedules = 0
         self.steps = 0
         self.disturbances: Counter[str] = Counter()
-        self._kinds = frozenset(kinds)
         self._program: Callable[..., Awaitable[Any]] = program
         self._takes_directory = any(one.default is one.empty for one in inspect.signature(program).parameters.values())
+        self._kinds = frozenset(kinds) - (frozenset() if self._takes_directory else {"kill"})
         self._make_run = functools.partial(_Run, max_secs=max_secs, errors=self.errors)
 
     def schedule(self, seed: int, steps: int) -> Schedule:
@@ -538,9 +538,9 @@ class _Explorer:
             return run
         run = self._least(run)
         again = self._run(Schedule(given=run.schedule.taken))  # once more, for its notes
-        taken = sorted(again.notes.items(), key=lambda one: (one[0][0], one[0][1]))
         replay = " ".join(f"{kind}@{number}={choice}" for (kind, number), choice in sorted(run.schedule.taken.items()))
-        lines = [f"{run.problem} ({name}, {self.schedules:,} schedules)", *(f"  disturbed: {note}" for _, note in taken)]
+        disturbed = [f"  disturbed: {note}" for _, note in sorted(again.notes.items())]
+        lines = [f"{run.problem} ({name}, {self.schedules:,} schedules)", *disturbed]
         if run.error is not None and (frames := traceback.extract_tb(flattened([run.error])[0].__traceback__)):
             lines.append(f"  raised in {frames[-1].name} ({frames[-1].filename}:{frames[-1].lineno})")
         lines += [f"  {one}" for one in run.waits]
@@ -626,7 +626,8 @@ def _quiet(errors: list[str]) -> Generator[None]:
     gc.disable()
     gc.freeze()  # what was there before need not be looked at after each run
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
-    make_task, overlap.make_task, cancel.make_task = overlap.make_task, NumberedTask, NumberedTask
+    made = overlap.make_task, cancel.make_task
+    overlap.make_task = cancel.make_task = NumberedTask
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="coroutine .* was never awaited", category=RuntimeWarning)
@@ -634,7 +635,7 @@ def _quiet(errors: list[str]) -> Generator[None]:
             warnings.filterwarnings("ignore", message=".*fork.* may lead to deadlocks", category=DeprecationWarning)
             yield
     finally:
-        overlap.make_task, cancel.make_task = make_task, asyncio.Task
+        overlap.make_task, cancel.make_task = made
         sys.unraisablehook = hook
         gc.unfreeze()
         logging.disable(disabled)

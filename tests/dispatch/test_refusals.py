@@ -319,6 +319,8 @@ def test_a_hook_that_is_added_and_refused_leaves_the_group_as_it_was() -> None:
     with refused(InvalidHookError, "none of its methods can be queued"):
         group.add(ah.configure(hook(first=Does.first), background=True))
     assert group.status() == []
+    group.add(hook(first=Does.first))
+    assert [one.name for one in group.status()] == ["Observer"]
 
 
 def test_options_may_come_one_after_the_other() -> None:

@@ -398,6 +398,8 @@ async def test_one_cancel_at_every_wait_and_two() -> None:
     assert explored.disturbances == {"cancel": 6}
     twice = await explore(program, disturb=["cancel"], exhaust=2)
     assert twice.schedules > explored.schedules
+    killed = await explore(program, disturb=["kill"], exhaust=2)
+    assert killed.schedules == 1  # it takes no directory
 
 
 async def test_outside_of_an_exploration_nothing_is_chosen_and_nothing_happens() -> None:
@@ -513,5 +515,5 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
 async def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     """With the value, and what to give."""
     with pytest.raises(InvalidArgumentError) as refused:
-        await explore(arguments.pop("program", trio_like_group), **arguments)
+        await explore(**{"program": trio_like_group, **arguments})
     assert message in str(refused.value)
