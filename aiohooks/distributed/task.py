@@ -139,8 +139,8 @@ def make_spec(
     except TypeError as error:
         given = f"the Task and the arguments {args!r}" if args else "the Task"
         raise InvalidArgumentError(f"main is {main!r}, which is called with {given}: {error}") from error
-    counts = {"num_workers": num_workers, "max_restarts": max_restarts}
-    checked = {name: checked_int(count, name, expected="a whole number, 0 for none") for name, count in counts.items()}
+    num_workers = checked_int(num_workers, "num_workers", expected="a whole number, 0 for none")
+    max_restarts = checked_int(max_restarts, "max_restarts", expected="a whole number, 0 for none")
     check_instance(backoff, Backoff, "backoff")
     check_secs(stop_grace_secs, "stop_grace_secs")
     check_mapping(store_options, "store_options")
@@ -152,9 +152,14 @@ def make_spec(
         # Absolute, because other processes may have another working directory.
         checkpoint_dir = Path(os.path.abspath(cast("str | os.PathLike[str]", checkpoint_dir)))
     return TaskSpec(
-        **cast("dict[str, Any]", {"main": main, "args": args, "checkpoint_dir": checkpoint_dir, "backoff": backoff, **checked}),
+        main=cast("Any", main),
+        args=cast("Any", args),
+        num_workers=cast("int", num_workers),
         run=f"run-{secrets.token_hex(4)}" if run is None else run,
+        checkpoint_dir=checkpoint_dir,
         store_options={"on_lost": "keep", **(store_options or {})},
+        max_restarts=cast("int", max_restarts),
+        backoff=cast("Backoff", backoff),
         stop_grace_secs=stop_grace_secs,
     )
 
@@ -184,8 +189,10 @@ def run_task(spec: TaskSpec) -> TaskResult:
         return TaskResult(None, _picklable(error), traceback.format_exc())
     finally:  # a process of Ray's runs other tasks later
         for name, value in before.items():
-            os.environ.pop(name)
-            os.environ |= {} if value is None else {name: value}
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 async def _call_main(spec: TaskSpec) -> Any:

@@ -123,9 +123,9 @@ class SharedStepStore(StepStore):
         self._max_outage_secs = max_outage_secs
         self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._tasks: set[asyncio.Task[Any]] = set()
-        # Opening and closing; `_ready`: it is open, and nothing is being closed.
+        # Opening and closing.
         self._opening: asyncio.Task[None] | None = None
-        self._opened = self._ready = self._closing = self._forgotten = False
+        self._opened = self._closing = self._forgotten = False
         # The connection.
         self._outages = Outages()
         self._keeping_connection: asyncio.Task[None] | None = None
@@ -205,7 +205,7 @@ class SharedStepStore(StepStore):
         if type(by) is not int or by < 1:
             by = checked_step(by, "advance by", least=1)
         waits = self._waits
-        if self._loop is not get_running_loop() or not self._ready or waits.forked:
+        if not self._opened or self._closing or self._loop is not get_running_loop() or waits.forked:
             await self._ensure_open()
         if self._writing is None:  # otherwise it would overtake the other writes
             try:
@@ -333,7 +333,6 @@ class SharedStepStore(StepStore):
         if self._engine.remote:
             self._keeping_connection = self._spawn(self._keep_connection(), "connection")
         self._opened = True
-        self._ready = not self._closing
         self._announce()
 
     async def forget(self) -> None:
@@ -375,7 +374,7 @@ class SharedStepStore(StepStore):
         await shielded(self._shut_down(), grace_secs=_CLOSE_SECS, what=f"closing the step store {self.run}")
 
     def _leave_all(self) -> None:
-        self._closing, self._ready = True, False
+        self._closing = True
         for publisher in self._waits.publishers.here:
             publisher.close()
         self._step_down(None)

@@ -1,4 +1,4 @@
-"""The local store: the checks of every step store, with and without inotify, and its own."""
+"""The local store: the checks of every step store, and its own."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.opening import opening_until
 from aiohooks.errors import StoreClosedError, StoreDamagedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
@@ -80,7 +81,7 @@ async def test_a_look_from_outside_leaves_out_the_dead(tmp_path: Path) -> None:
     """A publisher whose process was killed is reported as lost, and removed by the next process that opens the run only."""
     code = f"""
 import asyncio, os, signal
-from aiohooks.stores import SharedStepStore, open_step_store
+from aiohooks.stores import open_step_store
 
 async def main():
     store = open_step_store("local://{tmp_path}")
@@ -204,20 +205,19 @@ async def test_an_error_that_does_not_pass_ends_waits_and_is_forgotten(tmp_path:
 @pytest.mark.parametrize("moved", ["base/default", "base"])
 async def test_a_run_directory_that_is_moved(tmp_path: Path, moved: str) -> None:
     """Whoever waits there, or uses the store later, is notified: another store of the run would begin anew."""
-    if True:
-        async with LocalStepStore(tmp_path / "base") as store:
-            await store.advance()
-            waiting = await parked(store.wait_for(3))
-            async with LocalStepStore(tmp_path / "base") as chief, chief.lead():
-                leading = asyncio.ensure_future(store.lead().__aenter__())
-                await until_true(lambda: store._vacancies)  # pyright: ignore[reportPrivateUsage]
-                (tmp_path / moved).rename(tmp_path / "elsewhere")
-                for wait in (waiting, leading):
-                    with pytest.raises(ah.errors.StoreUnavailableError, match=r"its directory .* was moved: close this store"):
-                        await wait
-            for use in (store.advance, store.value, store.forget):
-                with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
-                    await use()
+    async with LocalStepStore(tmp_path / "base") as store:
+        await store.advance()
+        waiting = await parked(store.wait_for(3))
+        async with LocalStepStore(tmp_path / "base") as chief, chief.lead():
+            leading = asyncio.ensure_future(store.lead().__aenter__())
+            await until_true(lambda: store._vacancies)  # pyright: ignore[reportPrivateUsage]
+            (tmp_path / moved).rename(tmp_path / "elsewhere")
+            for wait in (waiting, leading):
+                with pytest.raises(ah.errors.StoreUnavailableError, match=r"its directory .* was moved: close this store"):
+                    await wait
+        for use in (store.advance, store.value, store.forget):
+            with pytest.raises(ah.errors.StoreUnavailableError, match="was moved"):
+                await use()
     assert list((tmp_path / "elsewhere").rglob("position")) != []
 
 
@@ -308,6 +308,29 @@ async def test_an_old_snapshot_is_ignored(tmp_path: Path) -> None:
             await store.value()
             store._observe_snapshot(old)
             assert store.statistics().publishers == ("one",)
+
+
+async def test_a_stop_while_another_process_has_the_lock(tmp_path: Path) -> None:
+    """It ends the wait of a session that is being opened, whose request is not made later; it does not end a closing."""
+    with ManualClock():
+        async with LocalStepStore(tmp_path) as other, LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as idle:
+            lock = os.open(store.directory, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            coord = ah.Coordinator()
+            coord.request_stop("enough")
+            try:
+                with opening_until(coord.until):
+                    with pytest.raises(ah.StopRequestedError, match="enough"):
+                        await store.lead().__aenter__()
+                    closing = [await parked(one.aclose()) for one in (store, idle)]
+                await ticks(20)
+                assert not any(one.done() for one in closing)
+            finally:
+                os.close(lock)
+            await asyncio.gather(*closing)
+            assert len(os.listdir(other.directory / "alive")) == 1
+            async with other.lead() as term:
+                assert term.number == 1
 
 
 async def test_an_advance_cancelled_too_late_still_wakes(tmp_path: Path) -> None:

@@ -72,12 +72,11 @@ class FileLock:
     def release(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
-    async def run(
-        self, work: Callable[[], T], outage: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    ) -> T:
+    async def run(self, work: Callable[[], T], outage: Callable[[], contextlib.AbstractContextManager[None]] | None = None) -> T:
         """Call `work` under the lock; where a thread has to wait for it, after earlier work, and not if cancelled by then.
 
-        The wait is in a block of `outage`: another process has the lock, and is stopped if that lasts.
+        With `outage` the wait is in a block of it, and one for others, which a stop ends: another process has the lock, and is
+        stopped if that lasts.
         """
         if self.try_acquire():
             try:
@@ -88,8 +87,13 @@ class FileLock:
         self._queue.append((work, future))
         if not self._thread_started:
             self._start_thread()
-        with outage():
-            return await wait_for_others(future)
+        if outage is None:
+            return await future
+        try:
+            with outage():
+                return await wait_for_others(future)
+        finally:
+            future.cancel()  # a stop has ended the wait
 
     def _start_thread(self) -> None:
         self._thread_started = self._thread_has_fd = True

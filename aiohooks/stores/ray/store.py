@@ -198,7 +198,7 @@ class RayEngine(Engine):
         return self._parse_reply(await self._wait_reply(_cluster.result_of(call)))
 
     async def _wait_reply(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
-        """Wait for a reply, `secs` seconds at most; `_close_connection` ends all of these waits."""
+        """Wait for a reply, `secs` seconds at most; `disconnect` ends all of these waits."""
         self._replies.add(reply)
         silent = StoreUnavailableError(f"{self._what} has been silent for {secs} s")
         timer = None
