@@ -13,17 +13,12 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, outcome
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, forever_step, outcome, recovery_policy
 from tests.support.waiting import fail, forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
 CLEAN_ENDS = [ah.OutOfRangeError("no more"), StopIteration("stray"), StopAsyncIteration(), ah.StopRequestedError("enough")]
-
-
-async def forever_step() -> None:
-    """Wait until cancelled: a step."""
-    await forever()
 
 
 # -- the reason
@@ -374,7 +369,7 @@ class LastStepHook(ah.SessionRunHook):
 
 
 LOST = ah.AbortedError("lost")
-GIVES_UP = ah.RecoveryPolicy(max_attempts=1, no_progress_limit=1, backoff=ah.Backoff(initial_secs=0))
+GIVES_UP = recovery_policy(max_attempts=1, no_progress_limit=1)
 
 
 @pytest.mark.parametrize(

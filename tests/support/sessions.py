@@ -10,6 +10,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import BeforeRunHook
+from tests.support.waiting import forever
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[object]]
 """What a test does with an open session."""
@@ -37,6 +38,11 @@ def counting_graph(graph: ah.Graph | None = None) -> ah.Graph:
 
 async def do_nothing(*_: object) -> None:
     """Return without suspending."""
+
+
+async def forever_step() -> None:
+    """Wait until cancelled: a step."""
+    await forever()
 
 
 async def same(batch: Any) -> Any:
