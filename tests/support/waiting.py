@@ -43,6 +43,13 @@ async def parked_waits(store: ah.StepStore, step: int, count: int = 1) -> list[a
     return tasks
 
 
+def cancels_left() -> int:
+    """Return how many cancels of this task have not been dealt with."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
 def result_without_suspending(coro: Coroutine[Any, Any, T]) -> T:
     """Return the result of a coroutine that must not suspend."""
     try:
