@@ -18,6 +18,7 @@ import aiohooks as ah
 from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
+from tests.support.sessions import put
 from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
@@ -338,12 +339,6 @@ async def test_a_task_cannot_join_itself() -> None:
 
 
 # -- producers
-
-
-async def put(queue: asyncio.Queue[int], number: int) -> None:
-    """Put so many items into the queue, and finish."""
-    for item in range(number):
-        await queue.put(item)
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["meanwhile", "before"])

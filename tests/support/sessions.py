@@ -129,6 +129,12 @@ async def going_back(*hooks: Any, at: int, to: int, start: int = 0) -> AsyncIter
         yield session
 
 
+async def put(queue: asyncio.Queue[int], number: int) -> None:
+    """Put so many items into the queue, and finish."""
+    for item in range(number):
+        await queue.put(item)
+
+
 class Source:
     """Numbers from 0, as an async or a plain iterator; says how many were taken, and whether it was closed."""
 
