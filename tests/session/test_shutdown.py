@@ -14,7 +14,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, forever_step, outcome, recovery_policy
-from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, ticks, until_true
+from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, suspend, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -136,15 +136,11 @@ async def test_a_background_loop_over_runs_ends_with_the_session() -> None:
         while not session.should_stop():
             await session.run("loss")
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ticks_of_a_hook)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", suspend)]) as session:
         for _ in range(2):
             session.start_soon(work)
         await session.run("loss")
     assert session.status().state == "closed"
-
-
-async def ticks_of_a_hook(*_: object) -> None:
-    await ticks(1)
 
 
 Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]

@@ -21,6 +21,11 @@ async def ticks(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
+async def suspend(*_: object) -> None:
+    """Suspend once, whatever the arguments: also a phase of a hook."""
+    await asyncio.sleep(0)
+
+
 async def until_true(condition: Callable[[], object]) -> None:
     """Let the other tasks, and threads, run until the condition holds; if it never does, the test's time limit ends this."""
     while not condition():  # noqa: ASYNC110 - a condition of any kind, for which no event is set
