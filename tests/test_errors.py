@@ -22,7 +22,7 @@ from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_o
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import outcome, run_once
-from tests.support.waiting import forever, raises_after, ticks
+from tests.support.waiting import forever, raises_after, suspend, ticks
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
@@ -159,7 +159,8 @@ async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
 ) -> None:
     """Wherever it is raised, it ends the session and reaches the caller as the same object."""
     error = make()
-    act, wait = raises_after(1, error), raises_after(1, error) if place == "operation" else waits
+    act = raises_after(1, error)
+    wait = act if place == "operation" else suspend
 
     async def step() -> None:
         await (forever() if place == "background, in a run" else wait())
@@ -181,14 +182,9 @@ async def test_an_error_that_refuses_notes_comes_out_of_a_session_as_itself(
             await session.run("step")
 
     phase = place if place in HOOK_METHODS else "begin"
-    hooks = [PhaseHook(phase, waits), PhaseHook(phase, act if phase == place else waits), PhaseHook(phase, waits)]
+    hooks = [PhaseHook(phase, suspend), PhaseHook(phase, act if phase == place else suspend), PhaseHook(phase, suspend)]
     session = ah.AsyncMonitoredSession(step, hooks[1:2] if alone else hooks)
     assert await outcome(session, use, error if place == "body" else None) is error
-
-
-async def waits(*_: object) -> None:
-    """Suspend once."""
-    await asyncio.sleep(0)
 
 
 @pytest.mark.every_python

@@ -1,7 +1,8 @@
-"""What tests of several engines need: certificates, and a loop that has opened streams."""
+"""What tests of several engines need: certificates, names of runs, and a loop that has opened streams."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.support.needs import program
 from tests.support.store_servers import first_stream
+
+numbers = itertools.count(1)
 
 BY_ADDRESS = ",IP:127.0.0.1"
 """What a certificate names besides localhost, if it is for the address as well."""
@@ -33,6 +36,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
         by = ["-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", "names"]
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *by)
     return folder
+
+
+@pytest.fixture
+def run() -> str:
+    """The name of a new run."""
+    return f"run {next(numbers)}"
 
 
 @pytest.fixture

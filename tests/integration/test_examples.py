@@ -61,11 +61,11 @@ def started(example: str, *options: object, until: str, **streams: Any) -> Itera
             process.kill()
 
 
-def interrupted(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> str:
-    """Send a signal, wait for the end with its exit code, and return the rest of the output."""
-    process.send_signal(number)
+def interrupted(process: subprocess.Popen[str]) -> str:
+    """Send SIGINT, wait for the end with its exit code, and return the rest of the output."""
+    process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=HANG_SECS)
-    assert (process.returncode, errors) == (128 + number, "")
+    assert (process.returncode, errors) == (128 + signal.SIGINT, "")
     return output
 
 

@@ -6,7 +6,6 @@ What all engines with a server promise is in `test_store_servers.py`.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,11 @@ from tests.support.waiting import parked_waits
 
 pytestmark = pytest.mark.usefixtures("streams")
 
-NUMBERS = itertools.count()
-
 
 @pytest.fixture(scope="module", params=KINDS)
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with running(request.param, tmp_path_factory.mktemp("redis"), keeps=False) as one:
         yield one
-
-
-@pytest.fixture
-def run() -> str:
-    """The name of a new run."""
-    return f"run {next(NUMBERS)}"
 
 
 @pytest.mark.parametrize("protocol", [2, 3])

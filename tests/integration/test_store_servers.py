@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from tests.support.waiting import parked_waits, ticks, until_true
 pytestmark = pytest.mark.usefixtures("streams")
 
 KINDS = ("valkey", "redis", "nats")
-numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -41,12 +39,6 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serve
     """A server to be killed."""
     with running(request.param, tmp_path) as one:
         yield one
-
-
-@pytest.fixture
-def run() -> str:
-    """The name of a new run."""
-    return f"run {next(numbers)}"
 
 
 def store_of(server: Server, port: int | None = None, **options: Any) -> SharedStepStore:

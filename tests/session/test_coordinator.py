@@ -18,16 +18,10 @@ import aiohooks as ah
 from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.waiting import fail, forever, parked, raises_after, ticks, uncancellable
+from tests.support.sessions import put
+from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
-
-
-def cancels_left() -> int:
-    """Return how many cancels of this task have not been dealt with."""
-    task = asyncio.current_task()
-    assert task is not None
-    return task.cancelling()
 
 
 # -- the stop
@@ -161,7 +155,7 @@ async def test_what_meets_the_stop_in_one_turn(cancelled: bool) -> None:
     wait.cancel() if cancelled else future.set_result(5)
     result = (await asyncio.gather(wait, return_exceptions=True))[0]
     assert isinstance(result, asyncio.CancelledError) if cancelled else result == 5 or isinstance(result, ah.StopRequestedError)
-    assert cancels_left() == 0
+    assert wait.cancelling() == cancelled
 
 
 # -- threads and loops
@@ -345,12 +339,6 @@ async def test_a_task_cannot_join_itself() -> None:
 
 
 # -- producers
-
-
-async def put(queue: asyncio.Queue[int], number: int) -> None:
-    """Put so many items into the queue, and finish."""
-    for item in range(number):
-        await queue.put(item)
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["meanwhile", "before"])

@@ -18,7 +18,7 @@ import aiohooks as ah
 from aiohooks._aio.opening import wait_for_others
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, Loader, Source, failing_step, outcome, same, use_up
+from tests.support.sessions import NO_BACKOFF, Loader, Source, failing_step, forever_step, outcome, same, use_up
 from tests.support.waiting import fail, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -460,8 +460,3 @@ async def test_what_else_wins(what: str) -> None:
     assert isinstance(await task, asyncio.CancelledError if what == "a cancellation" else ZeroDivisionError)
     assert "end" not in ends.phases()
     assert ("ZeroDivisionError" in str(session.stop_reason)) is (what == "a failure")
-
-
-async def forever_step() -> None:
-    """Wait until cancelled: a step."""
-    await forever()

@@ -127,10 +127,10 @@ async def test_a_stop_ends_the_wait_for_a_step(where: str) -> None:
 
 
 class Sets(ah.SessionRunHook):
-    """Sets the variable in one method, and resets it in another one; waits before that in some."""
+    """Sets the variable in one method, and resets it in another one; waits before that in `begin`."""
 
-    def __init__(self, sets: str, resets: str, waits: tuple[str, ...]) -> None:
-        self.calls, self.waits = {sets: self.set, resets: self.reset}, waits
+    def __init__(self, sets: str, resets: str) -> None:
+        self.calls = {sets: self.set, resets: self.reset}
 
     def set(self) -> None:
         self.token = variable.set("inside")
@@ -139,9 +139,9 @@ class Sets(ah.SessionRunHook):
         variable.reset(self.token)
 
     async def begin(self) -> None:
-        if "begin" in self.waits:
+        if "begin" in self.calls:
             await ticks(2)
-        self.calls.get("begin", int)()
+            self.calls["begin"]()
 
     async def close(self, exc: BaseException | None) -> None:
         self.calls.get("close", int)()
@@ -181,7 +181,7 @@ async def test_a_token_of_one_phase_is_valid_in_the_next(kind: type[Sets]) -> No
     async def step() -> None:
         seen.append(variable.get())
 
-    async with ah.AsyncMonitoredSession(step, [kind("before_run", "after_run", ())]) as session:
+    async with ah.AsyncMonitoredSession(step, [kind("before_run", "after_run")]) as session:
         for _ in range(2):
             await session.run("step")
             seen.append(variable.get())
@@ -190,7 +190,7 @@ async def test_a_token_of_one_phase_is_valid_in_the_next(kind: type[Sets]) -> No
 
 async def test_a_token_of_the_beginning_is_valid_at_the_end() -> None:
     """A variable that `begin` sets and `close` resets is set in the session's block, and not afterwards."""
-    async with ah.AsyncMonitoredSession(double, [Sets("begin", "close", ("begin",))]) as session:
+    async with ah.AsyncMonitoredSession(double, [Sets("begin", "close")]) as session:
         assert variable.get() == "inside"
         await session.run("loss")
     assert variable.get() == "outside"

@@ -14,7 +14,7 @@ from aiohooks.errors import notes_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, do_nothing, same, use_up
+from tests.support.sessions import NO_BACKOFF, do_nothing, put, same, use_up
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -26,12 +26,6 @@ def filled(*elements: Any) -> asyncio.Queue[Any]:
     for one in elements:
         queue.put_nowait(one)
     return queue
-
-
-async def put(queue: asyncio.Queue[int], number: int) -> None:
-    """Put so many items into the queue, and finish."""
-    for item in range(number):
-        await queue.put(item)
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(1, [1] * 7), (3, [3, 3, 1]), (7, [7]), (20, [7])])

@@ -12,16 +12,9 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, double, outcome, recovery_policy, use_up
-from tests.support.waiting import forever, ticks
+from tests.support.waiting import cancels_left, forever, ticks
 
 pytestmark = pytest.mark.every_python
-
-
-def cancels_left() -> int:
-    """Return how many cancels of this task have not been dealt with."""
-    task = asyncio.current_task()
-    assert task is not None
-    return task.cancelling()
 
 
 class Workers(ah.SessionRunHook):

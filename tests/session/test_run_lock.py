@@ -13,7 +13,7 @@ from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome
-from tests.support.waiting import forever, parked, raises_after, result_without_suspending, ticks, until_true
+from tests.support.waiting import forever, parked, raises_after, result_without_suspending, suspend, ticks, until_true
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 StepContext = ah.session.StepContext
@@ -40,11 +40,6 @@ async def use_steps(session: ah.AsyncMonitoredSession) -> None:
 RUNS: dict[str, Use] = {"run": lambda session: session.run("loss"), "run_step_fn": use_step_fn}
 USES: dict[str, Use] = {**RUNS, "start_soon": use_start_soon}
 WAITS: dict[str, Use] = {**USES, "until": lambda session: session.until(do_nothing())}
-
-
-async def waits_once(*_: object) -> None:
-    """Suspend once: a phase of a hook."""
-    await asyncio.sleep(0)
 
 
 # -- turns
@@ -74,7 +69,7 @@ async def test_runs_take_turns_in_order() -> None:
 
 async def test_a_run_that_is_cancelled_when_it_gets_its_turn_passes_it_on() -> None:
     """The task that ends its run cancels the next one in the same tick: the one behind that runs."""
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits_once)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", suspend)]) as session:
 
         async def first() -> None:
             await session.run("loss")
@@ -161,7 +156,7 @@ async def test_cancelled_runs_of_a_step_function_give_their_turns_back() -> None
         tasks[1].cancel()
         return [one if isinstance(one, int) else type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)]
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits_once)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", suspend)]) as session:
         assert await session.run_step_fn(one_of_three) == [asyncio.CancelledError, asyncio.CancelledError, 2]
 
 

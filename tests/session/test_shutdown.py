@@ -13,17 +13,12 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, outcome
-from tests.support.waiting import fail, forever, parked, raises_after, ticks, until_true
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, forever_step, outcome, recovery_policy
+from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, suspend, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
 CLEAN_ENDS = [ah.OutOfRangeError("no more"), StopIteration("stray"), StopAsyncIteration(), ah.StopRequestedError("enough")]
-
-
-async def forever_step() -> None:
-    """Wait until cancelled: a step."""
-    await forever()
 
 
 # -- the reason
@@ -113,15 +108,13 @@ async def test_a_step_function_that_settles_the_cancel_of_a_background_failure()
         await begun.wait()
         raise OSError("no disk")
 
-    task = asyncio.current_task()
-    assert task is not None
     async with ah.AsyncMonitoredSession(double) as session:
         session.start_soon(fail_then)
         assert await session.run_step_fn(settle) == "settled"
-        assert task.cancelling() == 0
+        assert cancels_left() == 0
         with pytest.raises(OSError, match="no disk"):
             await session.run("loss")
-    assert task.cancelling() == 0
+    assert cancels_left() == 0
 
 
 @pytest.mark.parametrize("end", CLEAN_ENDS[:1] + CLEAN_ENDS[2:], ids=repr)
@@ -143,15 +136,11 @@ async def test_a_background_loop_over_runs_ends_with_the_session() -> None:
         while not session.should_stop():
             await session.run("loss")
 
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ticks_of_a_hook)]) as session:
+    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", suspend)]) as session:
         for _ in range(2):
             session.start_soon(work)
         await session.run("loss")
     assert session.status().state == "closed"
-
-
-async def ticks_of_a_hook(*_: object) -> None:
-    await ticks(1)
 
 
 Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
@@ -374,7 +363,7 @@ class LastStepHook(ah.SessionRunHook):
 
 
 LOST = ah.AbortedError("lost")
-GIVES_UP = ah.RecoveryPolicy(max_attempts=1, no_progress_limit=1, backoff=ah.Backoff(initial_secs=0))
+GIVES_UP = recovery_policy(max_attempts=1, no_progress_limit=1)
 
 
 @pytest.mark.parametrize(

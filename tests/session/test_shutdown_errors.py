@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, outcome, recovery_policy
+from tests.support.sessions import counting_graph, double, forever_step, outcome, recovery_policy
 from tests.support.waiting import fail, forever, parked, raises_after, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
@@ -28,11 +28,6 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def notes(error: BaseException | None) -> list[str]:
     return [*getattr(error, "__notes__", [])]
-
-
-async def forever_step() -> None:
-    """Wait until cancelled: a step."""
-    await forever()
 
 
 class OddError(Exception):

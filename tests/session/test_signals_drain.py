@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import outcome, same, use_up
+from tests.support.sessions import forever_step, outcome, same, use_up
 from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -136,11 +136,8 @@ async def test_what_stops_a_drain_and_what_cancels_then(by: str, clock: ManualCl
     """The limits of the stop begin, as without a drain, and the next signal cancels the session."""
     hook = RecordingHook()
 
-    async def waiting() -> None:
-        await forever()
-
     async def use(session: ah.AsyncMonitoredSession) -> None:
-        running = await parked(session.run("waiting"))
+        running = await parked(session.run("forever_step"))
         await drain_of(session)
         if by == "the second signal":
             send()
@@ -157,7 +154,7 @@ async def test_what_stops_a_drain_and_what_cancels_then(by: str, clock: ManualCl
         send()
         await forever()
 
-    raised = await asyncio.create_task(outcome(handling(waiting, [hook], step_secs=5.0), use))
+    raised = await asyncio.create_task(outcome(handling(forever_step, [hook], step_secs=5.0), use))
     assert isinstance(raised, asyncio.CancelledError)
     assert (clock.pending, hook.phases()[-1]) == (0, "close")
     said = "the time for the drain after SIGUSR1 is over; stopping session 'drained'" in caplog.text

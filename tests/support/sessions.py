@@ -10,6 +10,7 @@ from typing import Any
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook
 from tests.support.hooks import BeforeRunHook
+from tests.support.waiting import forever
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[object]]
 """What a test does with an open session."""
@@ -37,6 +38,11 @@ def counting_graph(graph: ah.Graph | None = None) -> ah.Graph:
 
 async def do_nothing(*_: object) -> None:
     """Return without suspending."""
+
+
+async def forever_step() -> None:
+    """Wait until cancelled: a step."""
+    await forever()
 
 
 async def same(batch: Any) -> Any:
@@ -121,6 +127,12 @@ async def going_back(*hooks: Any, at: int, to: int, start: int = 0) -> AsyncIter
     faults = FaultInjectionHook({("before_run", at): lose})
     async with ah.AsyncMonitoredSession(counting_graph(), [*hooks, faults], global_step=store, recovery=NO_BACKOFF) as session:
         yield session
+
+
+async def put(queue: asyncio.Queue[int], number: int) -> None:
+    """Put so many items into the queue, and finish."""
+    for item in range(number):
+        await queue.put(item)
 
 
 class Source:

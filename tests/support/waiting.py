@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import aiohooks as ah
@@ -19,6 +19,11 @@ async def ticks(count: int = 5) -> None:
     """Let the other tasks of the loop run, so many times."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+async def suspend(*_: object) -> None:
+    """Suspend once, whatever the arguments: also a phase of a hook."""
+    await asyncio.sleep(0)
 
 
 async def until_true(condition: Callable[[], object]) -> None:
@@ -41,6 +46,13 @@ async def parked_waits(store: ah.StepStore, step: int, count: int = 1) -> list[a
     while store.statistics().waiting < before + count:  # noqa: ASYNC110 - a store has no event for this
         await asyncio.sleep(0)
     return tasks
+
+
+def cancels_left() -> int:
+    """Return how many cancels of this task have not been dealt with."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
 
 
 def result_without_suspending(coro: Coroutine[Any, Any, T]) -> T:
@@ -72,19 +84,9 @@ async def fail(error: BaseException) -> None:
 
 
 def raises_after(count: int, error: BaseException) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Like `fails_after`, of a function with any arguments."""
+    """Make a coroutine function, which takes any arguments, that suspends so often, then raises the error."""
 
     async def call(*_: object) -> None:
-        await ticks(count)
-        raise error
-
-    return call
-
-
-def fails_after(count: int, error: BaseException) -> Callable[[], Awaitable[Any]]:
-    """Make a coroutine function that suspends so often, then raises the error."""
-
-    async def call() -> None:
         await ticks(count)
         raise error
 
