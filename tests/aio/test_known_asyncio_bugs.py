@@ -23,7 +23,7 @@ from aiohooks.graph.variables import values_of
 from aiohooks.testing import no_leaks
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double, run_in_before_run
-from tests.support.waiting import HANG_SECS, fails_after, forever, ticks
+from tests.support.waiting import HANG_SECS, forever, raises_after, ticks
 
 Release = Callable[[], object]
 
@@ -112,7 +112,7 @@ async def test_with_eager_tasks_no_cancel_leaks() -> None:
     """Siblings of a failing hook are cancelled under an eager factory; the error comes out, no cancel after it."""
     error = ValueError("own")
     with pytest.raises(ValueError, match="own") as failure:
-        await run_in_before_run(forever, fails_after(1, error), forever)
+        await run_in_before_run(forever, raises_after(1, error), forever)
     assert failure.value is error
     await asyncio.sleep(0)
 
@@ -201,7 +201,7 @@ async def test_iterations_left_by_break_leave_nothing() -> None:
 def test_keyboard_interrupt_closes_the_hooks(strikes: int) -> None:
     """KeyboardInterrupt ends the loop, and every hook is closed once on the way."""
     acts: list[Callable[[], Awaitable[Any]]] = [forever, forever]
-    acts[strikes] = fails_after(2, KeyboardInterrupt())
+    acts[strikes] = raises_after(2, KeyboardInterrupt())
     hooks = [BeforeRunHook(act) for act in acts]
 
     async def main() -> None:

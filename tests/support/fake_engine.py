@@ -185,8 +185,3 @@ class FakeStepStore(SharedStepStore):
     def __init__(self, server: FakeEngine | FakeConnection, **options: Any) -> None:
         self.connection = FakeConnection(server) if isinstance(server, FakeEngine) else server
         super().__init__(self.connection, **options)
-
-    @property
-    def is_connected(self) -> bool:
-        """Whether it knows the engine's run as it is."""
-        return self.outage_secs is None and self.connection.is_current

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import aiohooks as ah
@@ -72,19 +72,9 @@ async def fail(error: BaseException) -> None:
 
 
 def raises_after(count: int, error: BaseException) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Like `fails_after`, of a function with any arguments."""
+    """Make a coroutine function, of any arguments, that suspends so often, then raises the error."""
 
     async def call(*_: object) -> None:
-        await ticks(count)
-        raise error
-
-    return call
-
-
-def fails_after(count: int, error: BaseException) -> Callable[[], Awaitable[Any]]:
-    """Make a coroutine function that suspends so often, then raises the error."""
-
-    async def call() -> None:
         await ticks(count)
         raise error
 
