@@ -1,11 +1,10 @@
-"""Shared by the programs: directories, suspensions, leaks, loops, injected bugs."""
+"""Shared by the programs: a temporary directory, a silent log, injected bugs."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import sys
 import tempfile
 import types
 from collections.abc import Callable, Generator
@@ -22,11 +21,6 @@ def scratch() -> Generator[Path]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="aiohooks-", dir=memory) as path:
         yield Path(path)
-
-
-def called_by_library() -> bool:
-    """Return whether the caller of this, a method of a task, was called by the library."""
-    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("aiohooks")
 
 
 @contextlib.contextmanager

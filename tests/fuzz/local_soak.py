@@ -41,7 +41,7 @@ async def soak(count: int) -> list[str]:
         finally:
             await asyncio.gather(*(one.kill() for one in workers))
         grown = [] if step == 2 * half * PROCESSES else [f"the step is {step} after {2 * half * PROCESSES} advances"]
-        grown += [left_in(directory / "run")] if left_in(directory / "run") else []
+        grown += [left] if (left := left_in(directory / "run")) else []
     for who, before in middle.items():
         spare = {"kilobytes": GROWTH_KB}
         print(f"{who}: in the middle {before}, at the end {end[who]}")

@@ -1,4 +1,4 @@
-"""Stores over processes whose callers are cancelled, or whose store is closed; the cancel sweep does that at every point."""
+"""Stores over processes whose callers are cancelled, or whose store is closed; `tests.fuzz.explored` does that at every wait."""
 
 from __future__ import annotations
 

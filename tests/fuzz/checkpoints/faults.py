@@ -138,9 +138,8 @@ def _check_beside(scenario: Scenario, path: Path, acknowledged: int) -> None:
         pass
     else:
         raise ViolationError("a second writer saved while the first one had the directory")
-    done = [*(scenario.before[:-1] if scenario.damaged else scenario.before), *scenario.then[:acknowledged]]
+    done, coming = scenario.returned(acknowledged)
     found = directory(path, read_only=True).restore(None)
-    coming = scenario.then[acknowledged : acknowledged + 1]
     complete = found is not None and coming and dict(found.checkpoint.metrics) == coming[0].metrics
     check_restored(found, coming[0] if complete else done[-1] if done else None)
 

@@ -146,6 +146,11 @@ class Scenario:
         finally:
             there.close()
 
+    def returned(self, acknowledged: int) -> tuple[list[Save], tuple[Save, ...]]:
+        """Return the undamaged saves that have returned when so many of the writer's have, and the one after them, if any."""
+        done = [*(self.before[:-1] if self.damaged else self.before), *self.then[:acknowledged]]
+        return done, self.then[acknowledged : acknowledged + 1]
+
     def check(self, path: Path, acknowledged: int, *, later: bool = True, in_flight: bool = True) -> None:
         """Check what is in the directory after the writer ended.
 
@@ -158,8 +163,8 @@ class Scenario:
         Raises:
             ViolationError: something is lost, torn or left over.
         """
-        done = [*(self.before[:-1] if self.damaged else self.before), *self.then[:acknowledged]]
-        coming = self.then[acknowledged : acknowledged + 1] if in_flight else ()
+        done, coming = self.returned(acknowledged)
+        coming = coming if in_flight else ()
         good = self._good(path)
         if coming and coming[0].number in good:
             done.append(coming[0])

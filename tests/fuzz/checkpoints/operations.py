@@ -55,6 +55,7 @@ class Seam:
     def __init__(self) -> None:
         self.done: list[tuple[str, int]] = []
         """The operations that have begun, and how many bytes they were to write."""
+        self._fds: set[int] = set()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         real: Callable[..., Any] = fcntl.flock if name == "flock" else getattr(os, name)
@@ -62,7 +63,12 @@ class Seam:
         def call(*args: Any, **kwargs: Any) -> Any:
             number = len(self.done)
             self.done.append((name, len(args[1]) if name == "write" else 0))
-            return self.do(number, name, real, args, kwargs)
+            result = self.do(number, name, real, args, kwargs)
+            if name == "open":
+                self._fds.add(result)
+            elif name == "close":
+                self._fds.discard(args[0])
+            return result
 
         self.__dict__[name] = call
         return call
@@ -107,7 +113,6 @@ class Dying(Seam):
         super().__init__()
         self.is_dead = False
         self._at, self._after_bytes, self._then = at, after_bytes, then
-        self._fds: set[int] = set()
 
     def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.is_dead:
@@ -116,12 +121,7 @@ class Dying(Seam):
             if self._after_bytes:
                 real(args[0], memoryview(args[1])[: self._after_bytes])
             self.die()
-        result = real(*args, **kwargs)
-        if name == "open":
-            self._fds.add(result)
-        elif name == "close":
-            self._fds.discard(args[0])
-        return result
+        return real(*args, **kwargs)
 
     def die(self) -> None:
         """Die, unless that has happened; the kernel closes what is open, and with it the lock."""

@@ -14,7 +14,8 @@ import aiohooks as ah
 from aiohooks.checkpoint._format import LOCK, parse_name
 from aiohooks.checkpoint.saver import CheckpointDirectory
 from tests.fuzz._harness import scratch
-from tests.fuzz.explored.fixture import EVERY_STEP, NO_BACKOFF, Body, Broken, Fixture, await_to_the_end, fails, scenario
+from tests.fuzz.explored.fixture import EVERY_STEP, Body, Broken, Fixture, await_to_the_end, fails, scenario
+from tests.support.sessions import NO_BACKOFF
 
 
 class WatchedSaver(ah.Saver):

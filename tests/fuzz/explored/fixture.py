@@ -22,15 +22,13 @@ import anyio
 import aiohooks as ah
 from tests.fuzz.explored.harness import NOT_CANCELLED, USER, Probe, current
 from tests.support.hooks import EveryPhaseHook
+from tests.support.sessions import NO_BACKOFF
 
 Action = Callable[[int], Awaitable[Any]]
 """What a hook or an operation does besides pausing. Gets the number of calls so far, this one included."""
 
 Body = Callable[[Any], Awaitable[None]]
 """The coroutine function of a scenario. Gets its fixture."""
-
-NO_BACKOFF = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0))
-"""Recover without pauses."""
 
 EVERY_STEP = ah.Every(steps=1)
 _PAUSES = (0, 1, 1, 2)

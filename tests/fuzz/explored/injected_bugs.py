@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import Any
 
@@ -22,8 +22,10 @@ from tests.fuzz.explored.evaluations import WatchedEvaluator, check_every_step_e
 from tests.fuzz.explored.fixture import (
     EVERY_STEP,
     Action,
+    Body,
     Broken,
     Fixture,
+    ScriptedSessionCreator,
     SessionScenario,
     advance_slowly,
     await_to_the_end,
@@ -36,8 +38,6 @@ from tests.fuzz.explored.stores import StoreFixture, WatchedConnection, WatchedS
 from tests.fuzz.explored.version_gates import gate_of
 from tests.fuzz.random_programs.injected_bugs import BUGS
 from tests.support.waiting import ticks
-
-Body = Callable[[Any], Awaitable[None]]
 
 SOUND: list[SessionScenario] = []
 """Correct code: nothing may be found."""
@@ -221,12 +221,8 @@ async def waiter_is_left(fixture: Fixture) -> None:
     await fixture.run_together(waiter=waiter, helper=lambda: advance_slowly(fixture, 2))
 
 
-class SessionLeakingCreator:
+class SessionLeakingCreator(ScriptedSessionCreator):
     """Loses a session that it has opened already."""
-
-    def __init__(self, fixture: Fixture) -> None:
-        self.fixture = fixture
-        self.graph = fixture.graph
 
     async def create_session(self) -> ah.Session:
         session = ah.Session(self.graph, global_step=self.fixture.store, variables=self.fixture.variables)
@@ -356,6 +352,13 @@ async def closing_is_not_shielded(shielded_task: Method, closing: Coroutine[Any,
 # -- stores
 
 
+async def advance_once(fixture: StoreFixture, kind: type[WatchedStore]) -> None:
+    """Advance in a process whose store is of this kind."""
+    fixture.make_store = kind
+    async with fixture.process("one") as process:
+        await fixture.advance(process.store)
+
+
 class CancelSwallowingStore(WatchedStore):
     async def _write(self, kind: Any, amount: int) -> Any:
         try:
@@ -366,9 +369,7 @@ class CancelSwallowingStore(WatchedStore):
 
 @faulty("cancellation: cancelled", StoreFixture)
 async def advance_swallows_a_cancel(fixture: StoreFixture) -> None:
-    fixture.make_store = CancelSwallowingStore
-    async with fixture.process("one") as process:
-        await fixture.advance(process.store)
+    await advance_once(fixture, CancelSwallowingStore)
 
 
 class UncancellableStore(WatchedStore):
@@ -383,9 +384,7 @@ class UncancellableStore(WatchedStore):
 @faulty("leak: task 'step store default: writing' outlived", StoreFixture)
 async def writing_outlives_the_store(fixture: StoreFixture) -> None:
     """`_write_all` swallows the cancel of the closing store."""
-    fixture.make_store = UncancellableStore
-    async with fixture.process("one") as process:
-        await fixture.advance(process.store)
+    await advance_once(fixture, UncancellableStore)
 
 
 class ResendingConnection(WatchedConnection):
@@ -402,9 +401,7 @@ class ResendingStore(WatchedStore):
 
 @faulty("exactly once: advance 0 was counted 2 times", StoreFixture)
 async def write_is_sent_again_as_a_new_one(fixture: StoreFixture) -> None:
-    fixture.make_store = ResendingStore
-    async with fixture.process("one") as process:
-        await fixture.advance(process.store)
+    await advance_once(fixture, ResendingStore)
 
 
 @faulty("exactly once: the variables are 1, the step is 0", StoreFixture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -52,6 +53,4 @@ def results(names: Iterable[str], seeds: int, first: int = 0, exhaust: int | Non
 
 
 def _result(name: str, **options: Any) -> Result:
-    import asyncio
-
     return asyncio.run(explored_program(name, PROGRAMS[name], **options))

@@ -72,7 +72,7 @@ class Race:
         with self.clock:
             for name, actor in actors.items():
                 self.tasks[name] = asyncio.ensure_future(actor())
-        await asyncio.sleep(1)  # when this is over, none of them can run
+        await asyncio.sleep(1)  # of virtual time, which passes only when none of them can run
         self.check_at_rest(may_cancel, may_raise)
 
     async def end(self) -> None:

@@ -17,8 +17,9 @@ import aiohooks as ah
 from aiohooks.stores import Position
 from aiohooks.stores._protocol import Answer, Join, Lead, Leave, Member, Request, Snapshot, Write
 from aiohooks.stores._run_state import RunState
-from tests.fuzz.explored.fixture import NO_BACKOFF, Action, Body, Fixture, await_to_the_end, fails, scenario, soon, timers_left
+from tests.fuzz.explored.fixture import Action, Body, Fixture, await_to_the_end, fails, scenario, soon, timers_left
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
+from tests.support.sessions import NO_BACKOFF
 
 RUN = "default"
 

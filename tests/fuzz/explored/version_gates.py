@@ -99,7 +99,7 @@ async def shipped(fixture: Fixture) -> None:
 
     async def publish() -> None:
         while ready < 3:
-            await asyncio.sleep(1)
+            await asyncio.sleep(1)  # of virtual time: it passes only when no producer can run
             await versions.advance()
 
     async with gate_of(fixture, versions, max_lag=0, per_version=2) as gate:

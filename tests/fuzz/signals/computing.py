@@ -26,6 +26,7 @@ from tests.support.waiting import HANG_SECS
 
 KINDS = ("step function", "graph", "hook", "run_step_fn", "service")
 STEPS_BEFORE = 20
+STEP_SECS = 0.005
 REQUESTS = 5
 
 
@@ -54,15 +55,14 @@ class Stop:
 class Computing:
     """Computes for a while without a wait, and notes when."""
 
-    def __init__(self, secs: float) -> None:
-        self.secs = secs
+    def __init__(self) -> None:
         self.times: list[tuple[float, float]] = []
         self.ended: float | None = None
         """When the loop of steps ended."""
 
     def __call__(self) -> None:
         began = time.monotonic()
-        while time.monotonic() - began < self.secs:
+        while time.monotonic() - began < STEP_SECS:
             pass
         self.times.append((began, time.monotonic()))
         if len(self.times) == STEPS_BEFORE:
@@ -79,9 +79,9 @@ class ComputingHook(ah.SessionRunHook):
         self._compute()
 
 
-def run_child(kind: str, secs: float) -> None:
+def run_child(kind: str) -> None:
     """Train until the signal, and print the times."""
-    compute = Computing(secs)
+    compute = Computing()
     reason = serve(compute) if kind == "service" else train(kind, compute)
     print(json.dumps({"steps": compute.times, "ended": compute.ended, "reason": reason}), flush=True)
 
@@ -152,9 +152,9 @@ def serve(compute: Computing) -> str | None:
 # -- sending the signal
 
 
-def stop_process(kind: str, step_secs: float = 0.005, seed: int = 0) -> Stop:
+def stop_process(kind: str, seed: int = 0) -> Stop:
     """Start a process, send it SIGTERM in the middle of a step, and return how it stopped."""
-    command = [sys.executable, "-m", "tests.fuzz.signals.computing", kind, str(step_secs)]
+    command = [sys.executable, "-m", "tests.fuzz.signals.computing", kind]
     with processes.start(command) as process:
         timer = threading.Timer(HANG_SECS, process.kill)
         timer.start()
@@ -165,7 +165,7 @@ def stop_process(kind: str, step_secs: float = 0.005, seed: int = 0) -> Stop:
             while next(lines, "training\n") != "training\n":
                 pass
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(random.Random(seed).uniform(0, 10 * step_secs))  # up to a random moment of a step
+                process.wait(random.Random(seed).uniform(0, 10 * STEP_SECS))  # up to a random moment of a step
             process.send_signal(signal.SIGTERM)
             sent = time.monotonic()  # not before: this process may be held up between the two
             output, errors = process.communicate()
@@ -198,4 +198,4 @@ def _request_page(port: int) -> int:
 
 
 if __name__ == "__main__":
-    run_child(sys.argv[1], float(sys.argv[2]))
+    run_child(sys.argv[1])

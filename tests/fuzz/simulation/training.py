@@ -51,7 +51,6 @@ class ProcessFiles(Seam):
         self.kill_in: int | None = None
         """At which operation from now on it is killed."""
         self._recorder, self._world = recorder, world
-        self._fds: set[int] = set()
         self._dead = False
 
     def do(self, number: int, name: str, real: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -64,12 +63,7 @@ class ProcessFiles(Seam):
             raise _Killed
         if self.kill_in is not None:
             self.kill_in -= 1
-        result = self._recorder.do(number, name, real, args, kwargs)
-        if name == "open":
-            self._fds.add(result)
-        elif name == "close":
-            self._fds.discard(args[0])
-        return result
+        return self._recorder.do(number, name, real, args, kwargs)
 
     def end(self) -> None:
         """Close what the process has open, as the kernel does."""

@@ -15,13 +15,13 @@ import os
 import random
 import shutil
 import signal
-import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from tests.fuzz._harness import scratch
 from tests.support.store_processes import TICK_SECS, WorkerProcess, numbers, reply_to
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, free_port
@@ -320,9 +320,8 @@ def left_in(run: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def local_setup() -> AsyncGenerator[EngineSetup]:
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as runs:
-        setup = LocalSetup(Path(runs))
+    with scratch() as runs:
+        setup = LocalSetup(runs)
         try:
             yield setup
         finally:
