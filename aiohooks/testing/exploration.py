@@ -610,9 +610,14 @@ def _outside_of_loop() -> Generator[None]:
     assert task is not None
     asyncio._leave_task(loop, task)
     asyncio._set_running_loop(None)
+    is_main = threading.current_thread() is threading.main_thread()
+    # The socket by which signals wake the outer loop, which does not read it meanwhile: it would fill up.
+    wakeup_fd = signal.set_wakeup_fd(-1) if is_main else -1
     try:
         yield
     finally:
+        if is_main:
+            signal.set_wakeup_fd(wakeup_fd)
         asyncio._set_running_loop(loop)
         asyncio._enter_task(loop, task)
 

@@ -176,7 +176,14 @@ def _immediate_leaks(before: _State) -> list[str]:
 
 def _delayed_leaks(before: _State) -> list[str]:
     """Return the leaks of things that may take a tick, or a moment of their thread, to close."""
-    found = [
+    found: list[str] = []
+    deadline = time.monotonic() + _THREAD_WAIT_SECS
+    for thread in threading.enumerate():
+        is_new = thread not in before.threads  # an idle worker from before that is busy now runs an abandoned function
+        if (is_new or thread.name.startswith(_WORKER_NAMES)) and not _becomes_idle(thread, deadline):
+            found.append(f"thread {thread.name!r} still runs{'' if is_new else ' an abandoned function'}")
+    # Then what a thread may have closed at its end.
+    found += [
         f"file descriptor {number} open on {target}"
         for number, target in _open_files().items()
         if before.files.get(number) != target
@@ -186,11 +193,6 @@ def _delayed_leaks(before: _State) -> list[str]:
         for number, handler in _signal_handlers().items()
         if before.handlers[number] != handler
     ]
-    deadline = time.monotonic() + _THREAD_WAIT_SECS
-    for thread in threading.enumerate():
-        is_new = thread not in before.threads  # an idle worker from before that is busy now runs an abandoned function
-        if (is_new or thread.name.startswith(_WORKER_NAMES)) and not _becomes_idle(thread, deadline):
-            found.append(f"thread {thread.name!r} still runs{'' if is_new else ' an abandoned function'}")
     return found
 
 

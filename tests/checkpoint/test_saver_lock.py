@@ -331,7 +331,8 @@ async def test_a_session_whose_directory_is_lost_fails(tmp_path: Path, made_anew
 
     async def train() -> None:
         creator = ah.ChiefSessionCreator(graph(), checkpoint_dir=saver)
-        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook(every=ah.Every(steps=1))]) as session:
+        hooks = [ah.CheckpointSaverHook(every=ah.Every(steps=1))]
+        async with ah.AsyncMonitoredSession(creator, hooks, stop_grace_period_secs=0) as session:  # no time for the mirror
             await session.run("train")
             disk.fail("open wb")
             await saver.flush_mirror(0)
