@@ -17,8 +17,8 @@ from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotRe
 from aiohooks.graph.graph import Graph, graph_of_step
 from aiohooks.graph.session import Session
 from aiohooks.graph.variables import Variables, values_of
-from aiohooks.stores._protocol import Position
-from aiohooks.stores.base import StepStore, Term
+from aiohooks.stores._protocol import Position, Term
+from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from aiohooks._aio.overlap import RunWaits
 from aiohooks._diagnostics import task_wait
 from aiohooks.dispatch.calls import HookCalls, HookStatus
 from aiohooks.dispatch.hook import Hook
-from aiohooks.stores.base import StoreStatistics
+from aiohooks.stores._protocol import StoreStatistics
 
 CLOSING = "closing the session"
 """The activity of a session that ends while no hook and no run is active."""

@@ -1,6 +1,6 @@
 """Step stores: where a global step is kept, advanced and waited for. They work without any session.
 
-    _protocol       what stores and engines exchange: Position, Snapshot, requests and answers, damaged_error
+    _protocol       what stores, engines and users exchange: Position, RunReport, Snapshot, requests and answers
     _run_state      RunState: the effect of each request on the state of a run, without I/O
     publishers      Publisher: what may advance a store, which of them still could, how the last one left
     _waiting        WaitRegistry: waiters by threshold, Changes, how waits end, one log line a minute
@@ -26,9 +26,9 @@ step; the lowest step with a waiter goes to Engine.subscribe.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aiohooks.stores._protocol import Position
+    from aiohooks.stores._protocol import ExitReport, Position, PublisherReport, RunReport, StoreStatistics, Term
     from aiohooks.stores._waiting import Changes
-    from aiohooks.stores.base import ExitReport, PublisherReport, RunReport, StepStore, StoreStatistics, Term
+    from aiohooks.stores.base import StepStore
     from aiohooks.stores.engine import Engine, EngineLink
     from aiohooks.stores.memory import MemoryStepStore
     from aiohooks.stores.open import open_step_store
@@ -59,9 +59,9 @@ if not TYPE_CHECKING:  # a session of one process needs no more than the memory 
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks.stores._protocol": ("Position",),
+            "aiohooks.stores._protocol": ("ExitReport", "Position", "PublisherReport", "RunReport", "StoreStatistics", "Term"),
             "aiohooks.stores._waiting": ("Changes",),
-            "aiohooks.stores.base": ("ExitReport", "PublisherReport", "RunReport", "StepStore", "StoreStatistics", "Term"),
+            "aiohooks.stores.base": ("StepStore",),
             "aiohooks.stores.engine": ("Engine", "EngineLink"),
             "aiohooks.stores.memory": ("MemoryStepStore",),
             "aiohooks.stores.open": ("open_step_store",),

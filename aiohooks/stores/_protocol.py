@@ -1,10 +1,11 @@
-"""What stores and engines exchange: positions, snapshots of a run, requests, answers, and the errors of engines."""
+"""What stores, engines and users exchange: positions, snapshots, reports, requests, answers, and the errors of engines."""
 
 from __future__ import annotations
 
 import logging
 import math
 import operator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, SupportsIndex
 
 from aiohooks._validate import check_secs
@@ -115,6 +116,147 @@ class Snapshot(NamedTuple):
     failure: Failure | None = None
     run_id: str = ""
     """A random word made with the run; with another one the engine has lost the run meanwhile."""
+
+
+# What users see of a store and of a run.
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """The state of a store.
+
+    Attributes:
+        latest: the latest known position.
+        waiting: how many `wait_for` are parked.
+        wanted: the lowest step one of them waits for; None if there is none.
+        thresholds: how many different steps they wait for.
+        watching: how many iterations of `changes` wait for the next position.
+        publishers: the names of the registered publishers, in order.
+        waits: how many `wait_for` have been parked so far.
+        immediate: how many found their step reached already.
+        max_waiting: how many were parked at the same time, at most.
+        waiting_secs: for how long there has been a parked `wait_for` without a break; None if there is none.
+    """
+
+    latest: Position
+    waiting: int
+    wanted: int | None
+    thresholds: int
+    watching: int
+    publishers: tuple[str, ...]
+    waits: int
+    immediate: int
+    max_waiting: int
+    waiting_secs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The time in which one process is the chief of a run.
+
+    Created by `StepStore.lead`.
+
+    Attributes:
+        number: 1 for the first term of a run; each later one is higher.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherReport:
+    """A publisher of a run.
+
+    Attributes:
+        name: its name.
+        process: its process, as `host:pid:word`.
+        waits_for: the step that it waits for itself, and cannot advance until then; None while it does not wait.
+        lease_secs: for how long after its last renewal it counts as alive; None where the engine finds the dead by itself.
+        renewals: how often its lease was renewed, or what it waits for has changed.
+    """
+
+    name: str
+    process: str
+    waits_for: int | None
+    lease_secs: float | None
+    renewals: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExitReport:
+    """How the last publisher or chief of a run left.
+
+    Attributes:
+        name: its name.
+        step: the step at which it left.
+        error: what it failed with; None if it finished.
+        lost: whether it was found dead instead of leaving by itself.
+    """
+
+    name: str
+    step: int
+    error: str | None
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """A run as its engine has it.
+
+    Created by `StepStore.inspect`.
+
+    Attributes:
+        run: the name of the run.
+        epoch: the epoch; each reset begins a new one.
+        step: the step.
+        term: the number of the latest term; 0 before the first one.
+        chief: the process of the chief; None if there is none.
+        initialised: whether the chief has initialised what the workers need.
+        publishers: the registered publishers.
+        last_exit: how the last one left; None if none has left.
+        failure: the error that ended all waits at this step; None if there is none.
+        waiting: the lowest step that each waiting process waits for, in order, 0 for any change; None if the engine does not
+            know the waiters.
+    """
+
+    run: str
+    epoch: int
+    step: int
+    term: int = 0
+    chief: str | None = None
+    initialised: bool = False
+    publishers: tuple[PublisherReport, ...] = ()
+    last_exit: ExitReport | None = None
+    failure: str | None = None
+    waiting: tuple[int, ...] | None = None
+
+
+def report_of(run: str, snapshot: Snapshot, waiting: tuple[int, ...] | None = None) -> RunReport:
+    """Return the report of a run that an engine has read."""
+    position, members, left, failure = snapshot.position, snapshot.members, snapshot.last_exit, snapshot.failure
+    return RunReport(
+        run=run,
+        epoch=position.epoch,
+        step=position.step,
+        term=snapshot.term,
+        chief=next((member.process for member in members if member.term), None),
+        # Without a living member nothing is initialised any more.
+        initialised=snapshot.ready and bool(members or left is None),
+        publishers=tuple(
+            PublisherReport(
+                member.name,
+                member.process,
+                member.waits_for or None,
+                member.ttl if math.isfinite(member.ttl) else None,
+                member.heartbeat,
+            )
+            for member in members
+            if not member.term
+        ),
+        last_exit=None if left is None else ExitReport(left.name, left.step, left.error or None, left.lost),
+        failure=None if failure is None or failure.position != position else failure.error,
+        waiting=waiting,
+    )
 
 
 # What an engine is asked for.

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from aiohooks._aio.clock import Clock
-from aiohooks.stores._protocol import Answer, EngineError, Position, Request, Snapshot
+from aiohooks.stores._protocol import Answer, EngineError, Position, Request, RunReport, Snapshot
 from aiohooks.stores._waiting import NO_WAITER, WaitRegistry
-from aiohooks.stores.base import RunReport
 
 
 class Engine(abc.ABC):

@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 from typing import ClassVar
 
 from aiohooks.errors import safe_str
-from aiohooks.stores._protocol import MAX_STEP, LastExit, Member, Position, Snapshot, checked_step
-from aiohooks.stores.base import RunReport, StepStore, Term, report_of
+from aiohooks.stores._protocol import MAX_STEP, LastExit, Member, Position, RunReport, Snapshot, Term, checked_step, report_of
+from aiohooks.stores.base import StepStore
 
 
 class MemoryStepStore(StepStore):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiohooks._aio.run_scope import RunScope, current_run
 from aiohooks.errors import is_clean_end
-from aiohooks.stores._protocol import Member
+
+if TYPE_CHECKING:
+    from aiohooks.stores._protocol import Member
 
 
 class OwnWaits:

@@ -41,14 +41,16 @@ from aiohooks.stores._protocol import (
     Member,
     Position,
     Request,
+    RunReport,
     Snapshot,
+    Term,
     Write,
     WriteKind,
     checked_step,
     logger,
 )
 from aiohooks.stores._waiting import ChangeWaiter, resolve
-from aiohooks.stores.base import OPEN_BY_URL, RunReport, StepStore, Term
+from aiohooks.stores.base import OPEN_BY_URL, StepStore
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.publishers import Publisher
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
-from aiohooks.stores._protocol import Answer, Position, Request, Snapshot
+from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, report_of
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.base import RunReport, report_of
 
 
 class FakeEngine:

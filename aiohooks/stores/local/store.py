@@ -16,8 +16,18 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
 from aiohooks._validate import check_directory
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError, copy_error
-from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, EngineError, Position, Request, Snapshot, damaged_error, logger
-from aiohooks.stores.base import RunReport, report_of
+from aiohooks.stores._protocol import (
+    ENGINE_ERRORS,
+    Answer,
+    EngineError,
+    Position,
+    Request,
+    RunReport,
+    Snapshot,
+    damaged_error,
+    logger,
+    report_of,
+)
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.local._files import RunFiles, RunRecord, default_directory, run_file_name
 from aiohooks.stores.local._lock import FileLock, check_system

@@ -20,9 +20,8 @@ from urllib.parse import quote
 
 from aiohooks._validate import check_instance, check_secs, checked_int
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, Snapshot, damaged_error, logger
+from aiohooks.stores._protocol import ENGINE_ERRORS, Answer, Request, RunReport, Snapshot, damaged_error, logger, report_of
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores.base import RunReport, report_of
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.nats._compare_and_set import NO_MESSAGE, CompareAndSet, ForeignMessageError, LatestMessage, decode_message
 from aiohooks.stores.nats._connection import (

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_instance
 from aiohooks.errors import StoreUnavailableError
-from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, damaged_error
-from aiohooks.stores.base import RunReport, report_of
+from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, damaged_error, report_of
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.ray import _cluster
 from aiohooks.stores.ray._actor import (

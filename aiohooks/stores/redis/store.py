@@ -14,10 +14,9 @@ from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import sleep
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
-from aiohooks.stores._protocol import Answer, Position, Request, Snapshot, Write, damaged_error
+from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, Write, damaged_error, report_of
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import NO_WAITER
-from aiohooks.stores.base import RunReport, report_of
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.redis import _script
 from aiohooks.stores.redis._connection import (
