@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from aiohooks import session as session
     from aiohooks import stores as stores
     from aiohooks import version_gate as version_gate
-    from aiohooks._aio.backoff import Backoff
     from aiohooks._aio.clock import Clock, current_clock
+    from aiohooks._aio.waits import Backoff
     from aiohooks.checkpoint import Saver
     from aiohooks.checkpoint.stateful import Stateful
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
@@ -189,8 +189,8 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "aiohooks._aio.backoff": ("Backoff",),
             "aiohooks._aio.clock": ("Clock", "current_clock"),
+            "aiohooks._aio.waits": ("Backoff",),
             "aiohooks.checkpoint": ("Saver",),
             "aiohooks.checkpoint.stateful": ("Stateful",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),

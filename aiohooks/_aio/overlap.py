@@ -31,8 +31,7 @@ import anyio
 
 from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake
-from aiohooks._aio.contexts import CallContext, Changes, OwnContext, copy_back, is_unchanged
-from aiohooks._aio.run_scope import RunScope
+from aiohooks._aio.contexts import CallContext, Changes, OwnContext, RunScope, copy_back, is_unchanged
 from aiohooks._diagnostics import Waiting, describe_suspension
 from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_cancelled_error, raise_unchanged, set_context
 

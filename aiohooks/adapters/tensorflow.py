@@ -24,8 +24,8 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.clock import sleep
 from aiohooks._validate import checked_objects
 from aiohooks.errors import FeedConflictError, FetchError, GraphError, InvalidHookError, add_origin, missing_extra
-from aiohooks.graph.fetches import Leaves, canonical_feeds
 from aiohooks.graph.graph import Graph, Node, get_default_graph
+from aiohooks.graph.plan import Leaves, canonical_feeds
 from aiohooks.graph.session import Session
 from aiohooks.hooks.blocking import BlockingHook
 from aiohooks.session.coordinator import Coordinator

@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_done
 from aiohooks._aio.clock import sleep, wake, wake_after
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_instance, check_mapping, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import wake
+from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observed_call
-from aiohooks._aio.run_scope import leave_run
 from aiohooks.dispatch.calls import CONDITION, HookCalls, HookStatus, Method, OrderGroup, RegisteredHook, bound_method
 from aiohooks.errors import HookGroupClosedError, flattened
 

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from aiohooks._aio.clock import monotonic_now
-from aiohooks._aio.contexts import OwnContext
+from aiohooks._aio.contexts import OwnContext, current_scope
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
-from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded

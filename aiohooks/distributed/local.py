@@ -20,10 +20,10 @@ from multiprocessing.process import parent_process
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar, cast
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, to_thread
 from aiohooks._aio.clock import wake
 from aiohooks._aio.overlap import limited
+from aiohooks._aio.waits import Backoff
 from aiohooks.distributed.task import TaskResult, TaskSpec, launch, make_spec, run_task, supervise, until_sigterm, unwrap_result
 from aiohooks.errors import InvalidArgumentError, TaskDiedError, UnsupportedSystemError
 from aiohooks.stores import MemoryStepStore, open_step_store

@@ -9,8 +9,8 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import shielded, to_thread, wait_done
+from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_mapping
 from aiohooks.distributed.task import TaskResult, TaskSpec, launch, make_spec, run_task, until_sigterm, unwrap_result
 from aiohooks.errors import InvalidArgumentError, TaskDiedError

@@ -15,9 +15,9 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
+from aiohooks._aio.waits import Backoff
 from aiohooks._validate import (
     check_callable,
     check_checkpoint_dir,

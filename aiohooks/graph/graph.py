@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.run_scope import RunScope, current_scope
+from aiohooks._aio.contexts import RunScope, current_scope
 from aiohooks._validate import check_callable, checked_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
 

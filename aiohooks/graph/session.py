@@ -12,10 +12,9 @@ from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded
-from aiohooks._aio.contexts import changes, copy_back
+from aiohooks._aio.contexts import changes, copy_back, current_scope
 from aiohooks._aio.observers import Observer, observed_call, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
-from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.dispatch.calls import NO_KEYWORDS
@@ -28,9 +27,8 @@ from aiohooks.errors import (
     WrongLoopError,
     did_you_mean,
 )
-from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, canonical_feeds
 from aiohooks.graph.graph import MISSING, A, B, C, D, FeedDict, Four, Graph, Node, Operation, Options, Output, Three, Two
-from aiohooks.graph.plan import Plan, PlannedOperation
+from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Plan, PlannedOperation, canonical_feeds
 from aiohooks.graph.variables import Variables, values_of
 from aiohooks.stores.base import StepStore
 from aiohooks.stores.memory import MemoryStepStore

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.clock import wake, wake_after
-from aiohooks._aio.opening import wait_for_others
+from aiohooks._aio.waits import wait_for_others
 from aiohooks._validate import check_mapping, check_secs
 from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, did_you_mean
 

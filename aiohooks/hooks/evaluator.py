@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import Clock, current_clock
+from aiohooks._aio.contexts import RunScope, begin_run, current_run
 from aiohooks._aio.overlap import Wait
-from aiohooks._aio.run_scope import RunScope, begin_run, current_run
 from aiohooks._validate import (
     check_callable,
     check_choice,
@@ -36,8 +36,7 @@ from aiohooks.errors import (
     is_clean_end,
     safe_repr,
 )
-from aiohooks.graph.fetches import Leaves, canonical_feeds
-from aiohooks.graph.plan import Plan
+from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.hooks.stopping import EarlyStoppingHook

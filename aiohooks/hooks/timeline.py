@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, NamedTuple
 
 from aiohooks._aio.clock import current_clock, monotonic_now
+from aiohooks._aio.contexts import current_run
 from aiohooks._aio.observers import Kind, Observer
-from aiohooks._aio.run_scope import current_run
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import InvalidArgumentError, is_clean_end, safe_repr
 from aiohooks.graph.session import Session

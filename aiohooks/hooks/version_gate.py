@@ -8,8 +8,8 @@ import logging
 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._aio.long_waits import WaitLog
 from aiohooks._aio.overlap import Wait
+from aiohooks._aio.waits import WaitLog
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end

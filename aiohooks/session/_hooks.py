@@ -17,9 +17,8 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.contexts import OwnContext
+from aiohooks._aio.contexts import OwnContext, current_scope
 from aiohooks._aio.overlap import RunWaits
-from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_mapping
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.dispatch.background import BackgroundCalls
@@ -27,8 +26,8 @@ from aiohooks.dispatch.calls import OrderGroup, RegisteredHook, bound_method, ca
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.lifecycle import Lifecycle, registered_hooks
 from aiohooks.errors import FeedConflictError, FetchError, HookCancelledError, InvalidHookError, add_note, safe_repr
-from aiohooks.graph.fetches import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.graph import Graph, Node, make_default
+from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds, taking
 from aiohooks.graph.session import Session
 from aiohooks.session._state import SessionState
 from aiohooks.session.coordinator import Coordinator

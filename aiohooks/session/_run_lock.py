@@ -13,9 +13,9 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import current_task, running_loop, shielded
+from aiohooks._aio.contexts import RunScope, begin_run, current_run, current_scope
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import limited
-from aiohooks._aio.run_scope import RunScope, begin_run, current_run, current_scope
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.session._state import SessionState
 

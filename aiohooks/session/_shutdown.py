@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from aiohooks._aio.cancel import shielded, shielded_task
-from aiohooks._aio.long_waits import LongWaitLog
-from aiohooks._aio.run_scope import begin_run, current_run, current_scope
+from aiohooks._aio.contexts import begin_run, current_run, current_scope
+from aiohooks._aio.waits import LongWaitLog
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock

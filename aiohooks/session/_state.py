@@ -21,10 +21,10 @@ from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
-from aiohooks._aio.long_waits import LongWaitLog
+from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import RunWaits, Wait, close_unawaited
-from aiohooks._aio.run_scope import leave_run
+from aiohooks._aio.waits import LongWaitLog
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,

@@ -18,8 +18,8 @@ from typing import Any, NoReturn, Self, TypedDict, TypeVar, TypeVarTuple, Unpack
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import LoopClock, current_clock, monotonic_now, quick_now
+from aiohooks._aio.contexts import RunScope
 from aiohooks._aio.overlap import Wait, close_unawaited
-from aiohooks._aio.run_scope import RunScope
 from aiohooks._diagnostics import warn_if_blocked
 from aiohooks._validate import check_instance, check_mapping, check_secs
 from aiohooks.dispatch.calls import call_groups

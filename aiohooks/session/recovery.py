@@ -11,11 +11,10 @@ import functools
 import logging
 from typing import Any, Literal, NamedTuple, cast
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._aio.observers import observing
-from aiohooks._aio.opening import opening_until
 from aiohooks._aio.overlap import RunWaits, Wait
+from aiohooks._aio.waits import Backoff, opening_until
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import (
     AbortedError,

@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
 from aiohooks._aio.clock import current_clock
-from aiohooks._aio.long_waits import WaitLog
-from aiohooks._aio.opening import wait_for_others
-from aiohooks._aio.run_scope import current_run
+from aiohooks._aio.contexts import current_run
+from aiohooks._aio.waits import WaitLog, wait_for_others
 from aiohooks.errors import (
     AiohooksError,
     PublisherFailedError,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from aiohooks._aio.run_scope import RunScope, current_run
+from aiohooks._aio.contexts import RunScope, current_run
 from aiohooks.errors import is_clean_end
 
 if TYPE_CHECKING:

@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import new_task, shielded, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._aio.opening import Outages, wait_for_others
+from aiohooks._aio.waits import Backoff, Outages, wait_for_others
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import (
     AiohooksError,

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from aiohooks._aio.clock import current_clock, wake
-from aiohooks._aio.long_waits import WaitLog
 from aiohooks._aio.overlap import Wait
+from aiohooks._aio.waits import WaitLog
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError, add_note
 from aiohooks.stores import Position, StepStore

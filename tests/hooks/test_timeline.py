@@ -418,7 +418,7 @@ async def test_outside_of_windows_runs_are_not_observed(clock: ManualClock, tmp_
 
     class Looks(ah.SessionRunHook):
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            from aiohooks._aio.run_scope import current_run
+            from aiohooks._aio.contexts import current_run
 
             scope = current_run()
             assert scope is not None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.opening import wait_for_others
+from aiohooks._aio.waits import wait_for_others
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, Loader, Source, failing_step, forever_step, outcome, same, use_up

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.opening import opening_until
+from aiohooks._aio.waits import opening_until
 from aiohooks.errors import StoreClosedError, StoreDamagedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore

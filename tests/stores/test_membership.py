@@ -8,7 +8,7 @@ import re
 import pytest
 
 import aiohooks as ah
-from aiohooks._aio.run_scope import begin_run
+from aiohooks._aio.contexts import begin_run
 from aiohooks.stores._membership import _MAX_TEXT, Members, RunWatcher
 from aiohooks.stores._protocol import Answer, Request
 from aiohooks.stores._waiting import WaitRegistry

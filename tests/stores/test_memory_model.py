@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
-from aiohooks._aio.run_scope import begin_run
+from aiohooks._aio.contexts import begin_run
 from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepResetError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, Publisher
 from aiohooks.testing.clock import ManualClock

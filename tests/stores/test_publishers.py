@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from aiohooks._aio.run_scope import begin_run
+from aiohooks._aio.contexts import begin_run
 from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepTimeoutError, StopRequestedError, WrongLoopError
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
 from aiohooks.stores._protocol import Member

@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of fetches and feeds (246-272 in the table), as far as tests/graph/test_fetches.py has not got them."""
+"""TensorFlow's own tests of fetches and feeds (246-272 in the table), beside tests/graph/test_plan_fetches.py."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiohooks._aio.fork import call_after_fork, hold_during_fork
-from aiohooks._aio.opening import wait_for_others
+from aiohooks._aio.waits import wait_for_others
 from aiohooks.errors import StoreUnavailableError, UnsupportedSystemError
 
 if sys.platform != "win32":  # which has none: `check_system` refuses it

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import TimerHandle
+from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_directory
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError, copy_error
 from aiohooks.stores._protocol import (

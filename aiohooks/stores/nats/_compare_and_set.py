@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import Clock, sleep
+from aiohooks._aio.waits import Backoff
 from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import MAX_STEP, Position, Snapshot, logger
 from aiohooks.stores._run_state import RunState

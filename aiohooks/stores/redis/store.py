@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Callable, Generator
 from typing import Any
 
-from aiohooks._aio.backoff import Backoff
 from aiohooks._aio.clock import sleep
+from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, Write, damaged_error, report_of

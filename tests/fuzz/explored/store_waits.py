@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from aiohooks._aio.run_scope import begin_run
+from aiohooks._aio.contexts import begin_run
 from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepResetError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, Publisher
 from aiohooks.testing import ManualClock

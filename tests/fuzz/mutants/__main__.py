@@ -41,7 +41,7 @@ TESTS = {
     "dispatch": ("tests/dispatch", "tests/session/test_status.py", "tests/aio/test_observers.py", "tests/hooks/test_timeline.py"),
     "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
     "session": (
-        "tests/session", "tests/tensorflow", "tests/graph/test_fetches.py", "tests/dispatch/test_background.py",
+        "tests/session", "tests/tensorflow", "tests/graph/test_plan_fetches.py", "tests/dispatch/test_background.py",
         "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
         "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py",
     ),

@@ -122,7 +122,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if len(self._plans) >= _MOST_PLANS:  =>  if (len(self._plans) > _MOST_PLANS):",
     ): "one more is kept in memory",
     (
-        "aiohooks/_aio/backoff.py",
+        "aiohooks/_aio/waits.py",
         "Backoff.pause_secs",
         f"{_LONGEST.format(1000)}  =>  {_LONGEST.format(1001)}",
     ): "any exponent that a float can take is longer than the longest pause",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks._aio.backoff import Backoff
+from aiohooks._aio.waits import Backoff
 from aiohooks.errors import InvalidArgumentError
 from tests.support.checks import refused
 
