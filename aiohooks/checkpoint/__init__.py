@@ -1,16 +1,15 @@
 """Checkpoints: written completely or not at all, verified when read, and free of executable code.
 
-    saver.py         Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
-    policies.py      Checkpoint, and which ones are kept
-    mirror.py        copies in another file system, made in the background
-    stateful.py      Stateful, and snapshots of states
-    random_state.py  RandomState
-    _format.py       names, manifests, dtypes
-    _encoding.py     a state to bytes and back
-    _torch.py        what is done with tensors of PyTorch
-    _files.py        file operations, and the lock
-    _remote.py       ... over fsspec
-    cli.py           `python -m aiohooks checkpoints DIR`
+    saver.py       Saver (asynchronous) over CheckpointDirectory (blocking): save, restore, verify
+    policies.py    Checkpoint, and which ones are kept
+    mirror.py      copies in another file system, made in the background
+    stateful.py    Stateful, and snapshots of states; RandomState
+    _format.py     names, manifests, dtypes
+    _encoding.py   a state to bytes and back
+    _torch.py      what is done with tensors of PyTorch
+    _files.py      file operations, and the lock
+    _remote.py     ... over fsspec
+    cli.py         `python -m aiohooks checkpoints DIR`
 
 On disk:
 
@@ -33,9 +32,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aiohooks.checkpoint.mirror import Mirror, MirrorStatus
     from aiohooks.checkpoint.policies import Checkpoint, KeepBest, KeepEvery, KeepNewest, KeepPolicy
-    from aiohooks.checkpoint.random_state import RandomState
     from aiohooks.checkpoint.saver import Restored, Saver
-    from aiohooks.checkpoint.stateful import Stateful
+    from aiohooks.checkpoint.stateful import RandomState, Stateful
 
 __all__ = [
     "Checkpoint",
@@ -59,9 +57,8 @@ if not TYPE_CHECKING:  # a session needs the protocol of states; the saver is im
         {
             "aiohooks.checkpoint.mirror": ("Mirror", "MirrorStatus"),
             "aiohooks.checkpoint.policies": ("Checkpoint", "KeepBest", "KeepEvery", "KeepNewest", "KeepPolicy"),
-            "aiohooks.checkpoint.random_state": ("RandomState",),
             "aiohooks.checkpoint.saver": ("Restored", "Saver"),
-            "aiohooks.checkpoint.stateful": ("Stateful",),
+            "aiohooks.checkpoint.stateful": ("RandomState", "Stateful"),
         },
     )
     del lazy_names

@@ -1,4 +1,4 @@
-"""Helpers of the hooks that observe values: which runs are due, what is fetched, and a thread that writes."""
+"""Helpers of the hooks that observe a session: which runs are due, what is fetched, the rate of steps, a thread that writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, Literal, TypeVar, cast
 
@@ -15,9 +16,11 @@ from aiohooks._aio.thread_queue import ThreadQueue
 from aiohooks.errors import InvalidArgumentError, add_note
 from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.stores._protocol import Position
 
 _logger = logging.getLogger("aiohooks.hooks")
 T = TypeVar("T")
+_RATE_WINDOW_SECS, _RATE_INTERVAL_SECS = 10.0, 0.2
 
 
 class Sampling:
@@ -92,6 +95,27 @@ class Sampling:
     def is_due(self, step: int) -> bool:
         """Return whether the run that committed `step` was asked for and is due."""
         return self._asked and (self._first or self._timer.due(step, self._clock.now()))
+
+
+class StepRate:
+    """Steps per second over the last seconds, taken from the reports: nothing is measured between them."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, Position]] = deque()
+        self._rate: float | None = None
+
+    def update(self, now: float, position: Position) -> float | None:
+        """Return the current rate, or None until there are two measurements."""
+        seen = self._seen
+        if seen and seen[-1][1].epoch != position.epoch:  # steps before and after a reset have no difference
+            seen.clear()
+        if not seen or now - seen[-1][0] >= _RATE_INTERVAL_SECS:
+            seen.append((now, position))
+            while len(seen) > 2 and now - seen[1][0] >= _RATE_WINDOW_SECS:
+                seen.popleft()
+            elapsed = now - seen[0][0]
+            self._rate = (position.step - seen[0][1].step) / elapsed if elapsed > 0 else None
+        return self._rate
 
 
 Values = Mapping[str, Any] | Iterable[Any]

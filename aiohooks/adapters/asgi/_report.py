@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from aiohooks._aio.clock import current_clock
-from aiohooks.adapters._step_rate import StepRate
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.adapters.asgi._lifespan import SessionRunner
+from aiohooks.hooks._observing import StepRate
 from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import HookTimingHook

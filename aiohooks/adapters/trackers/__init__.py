@@ -6,7 +6,7 @@ mlflow, wandb, tensorboard
                ready trackers, each in a module of its own that needs the package
 """
 
-from aiohooks.adapters.trackers._unsent import send_unsent
+from aiohooks.adapters.trackers._sender import send_unsent
 from aiohooks.adapters.trackers.hook import TrackerHook, TrackerStatistics
 from aiohooks.adapters.trackers.tracker import Tracker
 

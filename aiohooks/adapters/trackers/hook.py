@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._validate import check_instance, check_secs, checked_int
-from aiohooks.adapters.trackers._sender import Sender
-from aiohooks.adapters.trackers._unsent import UnsentFile, metrics_line
+from aiohooks.adapters.trackers._sender import Sender, UnsentFile, metrics_line
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.graph.session import Session
