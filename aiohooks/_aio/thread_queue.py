@@ -42,8 +42,11 @@ class ThreadQueue(abc.ABC, Generic[T]):
         """Do the work for some items."""
 
     @abc.abstractmethod
-    def done(self, items: list[T], error: BaseException | None) -> None:
-        """Note that it is done, or that it failed; not called for items that were taken back. The queue waits meanwhile."""
+    def done(self, items: list[T], error: BaseException | None) -> Callable[[], object] | None:
+        """Note that it is done, or that it failed; not called for items that were taken back.
+
+        The queue waits meanwhile, so what may wait for others, such as a line in a log, is returned, and called afterwards.
+        """
 
     def ended(self) -> None:  # nothing is to be done where nothing was opened
         """Called when all is done that there was until `finish`."""
@@ -56,10 +59,12 @@ class ThreadQueue(abc.ABC, Generic[T]):
             except BaseException as raised:  # also SystemExit, which an SDK may raise: it would end this thread
                 error = raised
             with self._changed:
-                if self._active is items:  # they have not been taken back
-                    self.done(items, error)
+                report = self.done(items, error) if self._active is items else None  # or they have been taken back
                 self._active, error = [], None
                 waiters, self._waiters = self._waiters, []
+            if report is not None:
+                report()
+                report = None
             _wake_threadsafe(waiters)
         self.ended()
         _wake_threadsafe(self._ends)
@@ -81,17 +86,25 @@ class ThreadQueue(abc.ABC, Generic[T]):
             return [*self._active, *self._waiting]
 
     @property
+    def left(self) -> int:
+        """How many items are not done."""
+        with self._changed:
+            return len(self._active) + len(self._waiting)
+
+    @property
     def is_full(self) -> bool:
         """Whether there is no room for another item."""
-        return len(self.pending()) >= self._max_queue
+        return self.left >= self._max_queue
 
     def add(self, item: T) -> None:
         """Queue an item, also if the queue is full; from any thread."""
         self.change(lambda waiting: waiting.append(item))
 
     def change(self, change: Callable[[deque[T]], object]) -> None:
-        """Change the items whose work has not begun."""
+        """Change the items whose work has not begun; raise `RuntimeError` after `finish`, when nothing would work them off."""
         with self._changed:
+            if self._stopping:
+                raise RuntimeError(f"the {self._name} has been finished")
             change(self._waiting)
             self._changed.notify_all()
             if self._thread is None:
@@ -105,13 +118,13 @@ class ThreadQueue(abc.ABC, Generic[T]):
 
     async def drain(self) -> None:
         """Wait until all items are done."""
-        while self.pending():
+        while self.left:
             await self._wait_for_batch()
 
     async def _wait_for_batch(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
-            if not self.pending():
+            if not self.left:
                 return
             self._waiters.append(waiter)
         await waiter

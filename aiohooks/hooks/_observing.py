@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -231,15 +232,17 @@ class BackgroundWriter(ThreadQueue[T]):
     def work(self, items: list[T]) -> None:
         self._write(items)
 
-    def done(self, items: list[T], error: BaseException | None) -> None:
+    def done(self, items: list[T], error: BaseException | None) -> Callable[[], object] | None:
         if error is None:
-            return
+            return None
         self.lost += len(items)
         if self._raises:
             add_note(error, f"raised by the writer of {self._what}")
             self._failure = self._failure or error
         elif self.lost == len(items):
-            _logger.error("%s cannot be written; continuing without these records", self._what, exc_info=error)
+            message = "%s cannot be written; continuing without these records"
+            return functools.partial(_logger.error, message, self._what, exc_info=error)
+        return None
 
     def raise_failure(self) -> None:
         """Raise the first error of the writes, once."""

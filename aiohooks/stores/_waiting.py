@@ -335,6 +335,11 @@ class WaitRegistry:
         return len(self._change_waiters)
 
     @property
+    def threshold(self) -> int | None:
+        """The next threshold; None without a waiter."""
+        return None if self.next_threshold == NO_WAITER else self.next_threshold
+
+    @property
     def waiting_secs(self) -> float | None:
         """For how long there has been a wait for a step without a break; None if there is none."""
         since = self._waiting_since
@@ -508,7 +513,7 @@ class WaitRegistry:
         return f"run {self.run}: {waits}, seen step {latest.step}, {rate}, {publisher_summary(self.publishers.names)}"
 
     def _notify_subscriber(self) -> None:
-        self._subscribe(None if self.next_threshold == NO_WAITER else self.next_threshold)
+        self._subscribe(self.threshold)
 
     # Publishers that wait themselves.
 

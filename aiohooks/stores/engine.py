@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from aiohooks._aio.clock import Clock
 from aiohooks.stores._protocol import Answer, EngineError, Position, Request, RunReport, Snapshot
-from aiohooks.stores._waiting import NO_WAITER, WaitRegistry
+from aiohooks.stores._waiting import WaitRegistry
 
 
 class Engine(abc.ABC):
@@ -92,7 +92,7 @@ class EngineLink:
     """After how many seconds of silence a connection is to be tested."""
     lease_secs: float
     connect_timeout: float
-    waits: WaitRegistry
+    _waits: WaitRegistry
     observe: Callable[[Position], None]
     """Reports a position; an older one than the latest is ignored."""
     observe_snapshot: Callable[[Snapshot], None]
@@ -113,10 +113,9 @@ class EngineLink:
     @property
     def latest(self) -> Position:
         """The latest position that this process knows."""
-        return self.waits.latest
+        return self._waits.latest
 
     @property
     def threshold(self) -> int | None:
         """The lowest step with a waiter, as for `Engine.subscribe`."""
-        threshold = self.waits.next_threshold
-        return None if threshold == NO_WAITER else threshold
+        return self._waits.threshold

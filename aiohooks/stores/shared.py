@@ -166,7 +166,7 @@ class SharedStepStore(StepStore):
                 heartbeat=heartbeat,
                 lease_secs=self._lease_secs,
                 connect_timeout=connect_timeout,
-                waits=self._waits,
+                _waits=self._waits,
                 observe=self._waits.observe,
                 observe_snapshot=self._observe_snapshot,
                 fail=self._end_all,

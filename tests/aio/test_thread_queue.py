@@ -121,3 +121,30 @@ def test_a_loop_that_was_closed_is_not_woken() -> None:
     queue.gate.release(2)
     queue.join()
     assert queue.record == [[1], [2], "ended"]
+
+
+async def test_nothing_is_queued_after_the_end() -> None:
+    """Nothing would work it off, and a drain would wait indefinitely."""
+    queue = Numbers()
+    queue.finish()
+    with pytest.raises(RuntimeError, match=r"^the numbers has been finished$"):
+        queue.add(1)
+    await queue.drain()
+
+
+async def test_a_report_is_made_when_the_queue_does_not_wait() -> None:
+    """What logs it may wait for the event loop, which uses the queue."""
+
+    class Reporting(Numbers):
+        def done(self, items: list[int], error: BaseException | None) -> Any:
+            return lambda: asyncio.run_coroutine_threadsafe(self.use(items), loop).result()
+
+        async def use(self, items: list[int]) -> None:
+            self.record.append((items, self.left))
+
+    loop, queue = asyncio.get_running_loop(), Reporting(max_batch=1)
+    queue.add(1)
+    queue.gate.release()
+    await until_true(lambda: bool(queue.record))
+    assert queue.record == [([1], 0)]
+    assert await finished(queue) == [([1], 0), "ended"]

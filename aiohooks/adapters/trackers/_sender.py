@@ -43,7 +43,7 @@ class Sender(ThreadQueue[Record | Restart]):
         tracker: Tracker,
         max_queue: int,
         on_sent: Callable[[Record], object],
-        on_failure: Callable[[Record, BaseException], object],
+        on_failure: Callable[[Record, BaseException], Callable[[], object] | None],
         previous: Sender | None,
     ) -> None:
         """Create a sender; the thread starts with `restart`.
@@ -52,7 +52,8 @@ class Sender(ThreadQueue[Record | Restart]):
             tracker: where to send the records.
             max_queue: how many of them may wait.
             on_sent: called in the thread with a record that was sent.
-            on_failure: called in the thread with a record that could not be sent, and the reason.
+            on_failure: called in the thread with a record that could not be sent, and the reason; what it returns is called
+                when the queue waits no more.
             previous: the last sender to this tracker, whose thread ends first.
         """
         super().__init__(f"sender to {tracker!r}", max_queue, max_batch=1)
@@ -119,16 +120,17 @@ class Sender(ThreadQueue[Record | Restart]):
             )
         return last
 
-    def done(self, items: list[Record | Restart], error: BaseException | None) -> None:
+    def done(self, items: list[Record | Restart], error: BaseException | None) -> Callable[[], object] | None:
         (item,) = items
         self._sending = None
         if isinstance(item, Restart):
-            return
+            return None
         if error is not None:
-            self._on_failure(item, error)
-        elif item.step > self._last:
+            return self._on_failure(item, error)
+        if item.step > self._last:
             self.sent += 1
             self._on_sent(item)
+        return None
 
     def ended(self) -> None:
         try:

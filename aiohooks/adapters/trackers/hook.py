@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread, wait_done
@@ -192,22 +193,28 @@ class TrackerHook(SessionRunHook):
         if record.step <= self._repeated:  # the file may have this step, from before the run was set back
             self._writer.add({"sent": record.step})
 
-    def _keep_failed(self, record: Record, error: BaseException) -> None:
-        self._keep([record], f"{type(error).__name__}: {error}")
+    def _keep_failed(self, record: Record, error: BaseException) -> Callable[[], object] | None:
+        return self._put_into_file([record], f"{type(error).__name__}: {error}")
 
     def _keep(self, records: list[Record], reason: str) -> None:
-        """Put records into the file; log the first one that could not be sent, then the tenth, the hundredth and so on."""
+        if (log := self._put_into_file(records, reason)) is not None:
+            log()
+
+    def _put_into_file(self, records: list[Record], reason: str) -> Callable[[], object] | None:
+        """Return what logs it: the first record that could not be sent, then the tenth, the hundredth and so on."""
         for record in records:
             self._writer.add(metrics_line(record))
         with self._counting:
             self._unsent += len(records)
             count, self._error = self._unsent, reason
             self._last_unsent = max(self._last_unsent, *(record.step for record in records))
-        if is_logged(count, len(records)):
-            _logger.warning(
-                "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s, for send_unsent",
-                *(self, count, records[-1].step, reason, self.unsent_path),
-            )
+        if not is_logged(count, len(records)):
+            return None
+        return functools.partial(
+            _logger.warning,
+            "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s, for send_unsent",
+            *(self, count, records[-1].step, reason, self.unsent_path),
+        )
 
     def __repr__(self) -> str:
         return f"TrackerHook({self.tracker!r}, {list(self._values)}, every={self._every})"

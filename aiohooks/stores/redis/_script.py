@@ -35,9 +35,9 @@ class Keys:
         return f"{self.positions}:wake:{process}"
 
 
-def read_after(latest: Position, due: int, no_step: int) -> str:
-    """Return the id after which to read the positions: the first entry beyond it concerns a waiter for step `due`."""
-    if due >= no_step:
+def read_after(latest: Position, due: int | None) -> str:
+    """Return the id after which to read the positions: the first entry beyond it concerns a waiter for step `due`, if any."""
+    if due is None:
         return f"{latest.epoch}-{_MAX_SEQUENCE}"
     return f"{latest.epoch}-{max(due - 1, latest.step)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import secrets
 from collections.abc import Callable, Generator
@@ -16,7 +17,6 @@ from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import InvalidArgumentError, StoreDamagedError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, Write, damaged_error, report_of
 from aiohooks.stores._run_state import RunState
-from aiohooks.stores._waiting import NO_WAITER
 from aiohooks.stores.engine import Engine, EngineLink
 from aiohooks.stores.redis import _script
 from aiohooks.stores.redis._connection import (
@@ -121,7 +121,7 @@ class RedisEngine(Engine):
         self._recent = Position(1, 0), ""  # the highest position that came with recent answers, and those
         self._requests: RedisConnection | None = None
         self._reads: RedisConnection | None = None
-        self._blocked_for: int | None = None  # the step that the current blocking read waits for
+        self._blocked_for: float | None = None  # the step that the current blocking read waits for
         self._read_count = 0  # blocking reads so far
         self._waking: asyncio.Task[Any] | None = None
 
@@ -221,9 +221,10 @@ class RedisEngine(Engine):
             connection = self._reads
             if connection is None:
                 return
-            self._blocked_for = self.link.waits.next_threshold
+            threshold = self.link.threshold
+            self._blocked_for = math.inf if threshold is None else threshold
             self._read_count += 1
-            after = _script.read_after(self.link.latest, self._blocked_for, NO_WAITER), self._run.last_change, self._last_wake
+            after = _script.read_after(self.link.latest, threshold), self._run.last_change, self._last_wake
             try:
                 reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
             except StoreRefusedError as error:
@@ -260,7 +261,8 @@ class RedisEngine(Engine):
             self._waking = self.link.spawn(self._end_blocking_read(), "waiting for a lower step")
 
     def _is_blocked_too_high(self) -> bool:
-        return self._blocked_for is not None and self.link.waits.next_threshold < self._blocked_for
+        step = self.link.threshold
+        return self._blocked_for is not None and step is not None and step < self._blocked_for
 
     async def _end_blocking_read(self) -> None:
         # By an entry in a stream that it reads: CLIENT UNBLOCK could arrive before the read, and would do nothing.
