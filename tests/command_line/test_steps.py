@@ -14,7 +14,7 @@ from aiohooks.stores import open_step_store
 from tests.support.commands import run_command
 from tests.support.redis_servers import execute
 from tests.support.store_servers import first_stream, running
-from tests.support.waiting import parked_waits
+from tests.support.waiting import parked_wait
 
 pytestmark = [pytest.mark.slow]
 
@@ -29,7 +29,7 @@ async def test_a_run_is_shown(tmp_path: Path) -> None:
             await store.advance(41)
             failing.close(ValueError("bad \x1b[31m data"))
             await store.flush()
-            (wait,) = await parked_waits(store, 50)
+            wait = await parked_wait(store, 50)
             done = await run_command("steps", url, "--run", "digits")
             assert (done.returncode, done.stderr) == (0, "")
             lines = done.stdout.splitlines()

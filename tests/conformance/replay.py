@@ -297,10 +297,10 @@ async def within_ticks(coro: Coroutine[Any, Any, None], limit: int) -> str | Non
     return f"hangs after {limit} ticks: {names}"
 
 
-async def replay_record(record: Record, mode: Mode, *, tick_limit: int = TICK_LIMIT, assigns: bool = False) -> Outcome:
+async def replay_record(record: Record, mode: Mode, *, assigns: bool = False) -> Outcome:
     """Replay one scenario in the running loop."""
     replay = Replay(record, mode, assigns=assigns)
-    hanging = await within_ticks(replay.run_scenario(), tick_limit)
+    hanging = await within_ticks(replay.run_scenario(), TICK_LIMIT)
     if hanging is None:
         replay.check_ends()
     else:

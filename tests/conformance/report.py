@@ -13,7 +13,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.conformance.replay import TICK_LIMIT, Outcome, differences, replay_record
+from tests.conformance.replay import Outcome, differences, replay_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,7 +73,7 @@ def installed_loops() -> list[str]:
     return [name for name in LOOPS if name == "asyncio" or importlib.util.find_spec(name) is not None]
 
 
-def replay_all(records: Iterable[Record], mode: Mode, loop: str, *, tick_limit: int = TICK_LIMIT) -> Report:
+def replay_all(records: Iterable[Record], mode: Mode, loop: str) -> Report:
     """Replay all records in one loop; warnings and calls of the loop's exception handler count, too."""
     report = Report(mode, loop)
 
@@ -83,7 +83,7 @@ def replay_all(records: Iterable[Record], mode: Mode, loop: str, *, tick_limit: 
 
         asyncio.get_running_loop().set_exception_handler(complain)
         for record in records:
-            outcome = await replay_record(record, mode, tick_limit=tick_limit)
+            outcome = await replay_record(record, mode)
             report.replayed += 1
             if found := differences(record, mode, outcome):
                 report.disagreements.append((record, outcome, found))

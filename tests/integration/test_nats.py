@@ -22,7 +22,7 @@ from aiohooks.stores.nats._connection import NatsConnection, NoResponderError, p
 from aiohooks.stores.nats.store import NatsEngine, RunSubjects
 from tests.support.nats_servers import request_api, running_cluster
 from tests.support.store_servers import Server, running
-from tests.support.waiting import HANG_SECS, parked_waits, until_true
+from tests.support.waiting import HANG_SECS, parked_wait, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -131,7 +131,7 @@ async def test_a_stream_that_is_changed_meanwhile(server: Server, setting: dict[
         with pytest.raises(StoreRefusedError, match=r"the NATS server refuses it: .*look at the stream's settings"):
             await store.advance()
         assert (await store.value()).step == 1
-        (wait,) = await parked_waits(store, 9)
+        wait = await parked_wait(store, 9)
         engine = store._engine
         assert isinstance(engine, NatsEngine)
         engine._current_connection()._transport.abort()
@@ -160,7 +160,7 @@ async def test_a_message_of_others(server: Server, what: str, name: str, caplog:
     options: dict[str, Any] = {"stream": name, "heartbeat": 600.0}
     async with store_of(server.port, **options) as trainer, store_of(server.port, **options) as worker:
         await trainer.advance(3)
-        (near,), (far,) = await parked_waits(worker, 4), await parked_waits(worker, 1000)
+        near, far = await parked_wait(worker, 4), await parked_wait(worker, 1000)
         data = (await client.jetstream().get_last_msg(name, f"{name}.run.default")).data or b""
         seq = {"cut": "2", "ahead": "1000000", "number": "x", "junk": "2"}[what]
         data = {"cut": data[:-3], "ahead": data, "number": data, "junk": b"junk"}[what]

@@ -19,7 +19,7 @@ from aiohooks.testing.step_store import check_step_store
 from tests.support.redis_servers import KINDS, call_counts, execute, until_blocked
 from tests.support.store_proxy import Proxy
 from tests.support.store_servers import Server, running
-from tests.support.waiting import parked_waits
+from tests.support.waiting import parked_wait
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -84,7 +84,7 @@ async def test_many_waiters_are_one_blocked_client(server: Server, run: str) -> 
     """A thousand waiters of a process are one blocked client and two connections; closing leaves none."""
     before = len(await execute(server, "CLIENT LIST"))
     async with RedisStepStore(server.url, run=run) as store:
-        waits = [task for step in range(1, 1_001) for task in await parked_waits(store, step)]
+        waits = [await parked_wait(store, step) for step in range(1, 1_001)]
         await until_blocked(server, 1)
         assert len(await execute(server, "CLIENT LIST")) == before + 2
         assert await store.advance(1_000) == 1_000
@@ -102,7 +102,7 @@ async def test_a_wait_for_a_lower_step_ends_the_blocking_read(server: Server, ru
         tasks = []
         for step in (1_000, 50, 7, 3):
             await until_blocked(server, 2)
-            tasks += await parked_waits(waiting, step)
+            tasks.append(await parked_wait(waiting, step))
         await advancing.advance(3)
         assert await tasks.pop() == 3
         await advancing.advance(997)
@@ -146,7 +146,7 @@ async def test_without_the_right_to_end_its_own_read(server: Server, run: str) -
         RedisStepStore(server.url, run=run) as other,
     ):
         await until_blocked(server, 2)
-        wait = (await parked_waits(store, 3))[0]
+        wait = await parked_wait(store, 3)
         await other.advance(3)
         assert await wait == 3
 

@@ -20,7 +20,7 @@ from tests.support.nats_servers import request_api
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
-from tests.support.waiting import parked_waits, ticks, until_true
+from tests.support.waiting import parked_wait, ticks, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -245,7 +245,7 @@ async def test_closing_while_the_server_does_not_answer(own_server: Server) -> N
     """Closing ends, and so do all waits and calls."""
     store = store_of(own_server)
     await store.__aenter__()
-    (wait,) = await parked_waits(store, 5)
+    wait = await parked_wait(store, 5)
     own_server.pause()
     advance = asyncio.ensure_future(store.advance())
     await asyncio.sleep(0)
@@ -291,7 +291,7 @@ async def test_a_failover_by_hand(tmp_path: Path, behind: int) -> None:
             with trainer.publisher("trainer"):
                 assert await trainer.advance(5) == 5
                 assert await execute(master, "WAIT", 1, 0) == 1
-                (waiting,) = await parked_waits(waiter, 6 + behind)
+                waiting = await parked_wait(waiter, 6 + behind)
                 if behind:
                     await execute(replica, "REPLICAOF", "NO", "ONE")
                     assert await trainer.advance(behind) == 5 + behind

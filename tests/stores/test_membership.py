@@ -15,7 +15,7 @@ from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import parked, parked_waits, ticks
+from tests.support.waiting import parked, parked_wait, ticks
 
 # --- leases
 
@@ -210,7 +210,7 @@ async def test_reading_a_run_that_had_ended_does_not_lengthen_the_wait(clock: Ma
     async with FakeStepStore(engine) as a:
         a.publisher("yesterday's chief").close()
     async with FakeStepStore(engine, join_grace_secs=20) as b:
-        (wait,) = await parked_waits(b, 5)
+        wait = await parked_wait(b, 5)
         await b.value()
         clock.advance(21)
         with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished"):
@@ -224,7 +224,7 @@ async def test_the_end_of_an_earlier_run_is_not_that_of_the_next(clock: ManualCl
     async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine) as d:
         chief = d.publisher("chief")
         waiting = asyncio.ensure_future(wait_as(chief, d, 9))
-        (wait,) = await parked_waits(b, 2)
+        wait = await parked_wait(b, 2)
         await d.flush()
         await b.value()
         clock.advance(60)
@@ -286,6 +286,6 @@ async def test_a_failure_outlasts_the_renewal_of_a_lease(clock: ManualClock, eng
             clock.advance(3)
             await ticks(40)
         b.publisher("successor")
-        (wait,) = await parked_waits(a, 5)
+        wait = await parked_wait(a, 5)
         await b.advance(5)
         assert await wait == 5

@@ -15,7 +15,7 @@ from aiohooks.stores import Position, SharedStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import Server, first_stream, running
-from tests.support.waiting import HANG_SECS, parked_waits, ticks
+from tests.support.waiting import HANG_SECS, parked_wait, ticks
 
 NUMBERS = itertools.count()
 
@@ -159,7 +159,7 @@ async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
     run = f"damaged {next(NUMBERS)}"
     async with RedisStepStore(f"redis://127.0.0.1:{redis_server.port}", run=run, heartbeat=0.2) as store:
         await store.advance(3)
-        (wait,) = await parked_waits(store, 9)
+        wait = await parked_wait(store, 9)
         with redis.Redis(port=redis_server.port) as other:
             other.set(f"aiohooks:{{{run}}}", "mine")
         with pytest.raises(StoreDamagedError, match="WRONGTYPE"):

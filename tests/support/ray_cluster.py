@@ -30,9 +30,9 @@ os.environ.update(environment())  # Ray looks for the token when it is imported
 
 
 @contextlib.contextmanager
-def ray_cluster(num_cpus: int = 8) -> Iterator[str]:
+def ray_cluster() -> Iterator[str]:
     """Run a cluster for the block; yield its address."""
-    command = [sys.executable, "-m", "tests.support.ray_cluster", str(num_cpus)]
+    command = [sys.executable, "-m", "tests.support.ray_cluster"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -108,12 +108,7 @@ def main() -> None:
     from aiohooks.stores.ray import _cluster
 
     _cluster.join(
-        "local",
-        timeout=HANG_SECS,
-        num_cpus=int(sys.argv[1]),
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80_000_000,
+        "local", timeout=HANG_SECS, num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000
     )
     import ray
 

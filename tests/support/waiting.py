@@ -39,13 +39,13 @@ async def parked(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-async def parked_waits(store: ah.StepStore, step: int, count: int = 1) -> list[asyncio.Task[int]]:
-    """Start `count` tasks that wait for the step, and return them when all are parked; opening the store may take I/O."""
+async def parked_wait(store: ah.StepStore, step: int) -> asyncio.Task[int]:
+    """Start a task that waits for the step, and return it when it is parked; opening the store may take I/O."""
     before = store.statistics().waiting
-    tasks = [asyncio.create_task(store.wait_for(step)) for _ in range(count)]
-    while store.statistics().waiting < before + count:  # noqa: ASYNC110 - a store has no event for this
+    task = asyncio.create_task(store.wait_for(step))
+    while store.statistics().waiting <= before:  # noqa: ASYNC110 - a store has no event for this
         await asyncio.sleep(0)
-    return tasks
+    return task
 
 
 def cancels_left() -> int:
