@@ -6,6 +6,7 @@ them, and they know each other in one direction only: the docstring of the packa
     SessionState   of a session, or of a coordinator that is used alone
     TaskOwner      the background tasks of the whole session, or of one raw session, and their failures
     end_tasks      waits for tasks, and cancels them
+    EndOfProducers ends a wait when the tasks that it depends on have ended
 """
 
 from __future__ import annotations
@@ -15,30 +16,32 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
 from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observing
-from aiohooks._aio.overlap import RunWaits, Wait, close_unawaited
+from aiohooks._aio.overlap import Overlap, RunWaits, Wait, close_unawaited
 from aiohooks._aio.waits import LongWaitLog
+from aiohooks._diagnostics import is_task
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
+    ProducerFinishedError,
     SessionClosedError,
     StopRequestedError,
     WrongLoopError,
     add_note,
     add_origin,
+    flattened,
     is_clean_end,
     notes_of,
     raise_unchanged,
     safe_repr,
 )
-from aiohooks.session.producers import EndOfProducers, Producers, is_end_of_producers
 from aiohooks.session.status import SessionStatus, background_activities
 
 if TYPE_CHECKING:
@@ -49,6 +52,9 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
+Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
+"""The task that a wait depends on, or several."""
+Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
 
 OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
 """The sessions of this process that are being opened, are open, or are being closed."""
@@ -481,3 +487,72 @@ async def end_tasks(owners: Sequence[TaskOwner], stop_grace_secs: float, cancel_
         if not await ended(cancel_grace_secs):
             names = "; ".join(described().values())
             _logger.warning("%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names)
+
+
+# -- the producers of a wait: tasks without which it would never end
+
+_MOST_PASSES = 5  # of the loop: a notified waiter may have to wake another one, or to take a lock
+
+
+class EndOfProducers:
+    """Ends a wait when all the tasks that it depends on have ended, and it has had the time to take what they left."""
+
+    def __init__(self, producers: Producers, wait: Wait[Any]) -> None:
+        self._producers = producers
+        self._wait: Wait[Any] | None = wait
+        """None when it has ended."""
+        self._left = {one for one in producers if not one.done()}
+        for one in self._left:
+            one.add_done_callback(self._ended)
+        if not self._left:
+            self._let_pass(_MOST_PASSES)
+
+    def _ended(self, producer: asyncio.Task[Any]) -> None:
+        self._left.discard(producer)
+        if not self._left:
+            self._let_pass(_MOST_PASSES)
+
+    def _let_pass(self, passes: int) -> None:
+        if self._wait is None:  # this call, or the callback of a producer, was due when the wait ended
+            return
+        if passes:
+            asyncio.get_running_loop().call_soon(self._let_pass, passes - 1)
+        else:
+            Overlap.end(self._wait, self._error())  # also during a recovery
+
+    def _error(self) -> BaseException:
+        ends: list[str] = []
+        for one in self._producers:
+            error = None if one.cancelled() else one.exception()
+            if error is not None and not is_clean_end(error):
+                return error
+            if one.cancelled():
+                how = "was cancelled"
+            elif error is None or is_end_of_producers(error):
+                how = "has finished"
+            else:
+                how = f"has ended: {safe_repr(error)}"
+            ends.append(f"producer {one.get_name()!r} {how}")
+        return ProducerFinishedError(", ".join(ends))
+
+    def stop_watching(self) -> None:
+        """The wait has ended."""
+        self._wait = None
+        for one in self._left:
+            one.remove_done_callback(self._ended)
+
+
+def is_end_of_producers(error: BaseException) -> bool:
+    """Return whether a task that ended with this has finished: all that it waited for was produced and used."""
+    return all(isinstance(one, ProducerFinishedError) for one in flattened([error]))
+
+
+def checked_producers(producer: Producer | None) -> Producers | None:
+    """Return the tasks; raise `InvalidArgumentError` if there is none, or something else."""
+    if producer is None:
+        return None
+    given: object = producer
+    producers = tuple(producer) if isinstance(given, Iterable) and not asyncio.isfuture(given) else (producer,)
+    if not producers or not all(is_task(one) for one in producers):
+        raise InvalidArgumentError(f"producer is {producer!r}; give a task, or several in a list: what start_soon returns")
+    return cast("Producers", producers)

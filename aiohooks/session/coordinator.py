@@ -14,8 +14,7 @@ from aiohooks._aio.overlap import Wait, close_unawaited
 from aiohooks._diagnostics import describe_awaitable
 from aiohooks._validate import check_callable, check_secs
 from aiohooks.errors import InvalidArgumentError, NestedRunError
-from aiohooks.session._state import SessionState, TaskOwner, end_tasks
-from aiohooks.session.producers import Producer, checked_producers
+from aiohooks.session._state import Producer, SessionState, TaskOwner, checked_producers, end_tasks
 from aiohooks.session.status import SessionStatus
 
 T = TypeVar("T")

@@ -27,8 +27,7 @@ from aiohooks._validate import check_secs, checked_int
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import FeedsLostError, InvalidArgumentError, StopRequestedError, add_note, raise_unchanged, safe_repr
 from aiohooks.graph.session import Session, was_fed
-from aiohooks.session._state import SessionState
-from aiohooks.session.producers import Producer, Producers, checked_producers
+from aiohooks.session._state import Producer, Producers, SessionState, checked_producers
 
 _logger = logging.getLogger("aiohooks")
 _END: Any = object()

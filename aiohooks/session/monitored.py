@@ -31,12 +31,11 @@ from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, FifoLock, RunLock
 from aiohooks.session._shutdown import Shutdown, swallows
-from aiohooks.session._state import SessionState
+from aiohooks.session._state import Producer, SessionState
 from aiohooks.session.coordinator import Coordinator, Requests, owner_of
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
 from aiohooks.session.feeds import Feeds, FeedsSetBack, SessionFeeds, source_of
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
-from aiohooks.session.producers import Producer
 from aiohooks.session.recovery import NEVER, RecoveryPolicy, SessionSupervisor
 from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import CLOSING, Activity, SessionStatus, activity, background_activities, call_activities, elapsed

@@ -16,10 +16,9 @@ from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopReques
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock, RunLock
-from aiohooks.session._state import SessionState
+from aiohooks.session._state import Producers, SessionState
 from aiohooks.session.feeds import FeedsAhead, FeedsSetBack, FeedWait, PlainFeeds, QueueFeeds, SessionFeeds
 from aiohooks.session.hook import SessionRunArgs
-from aiohooks.session.producers import Producers
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")

@@ -14,7 +14,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
-from aiohooks.adapters.trackers._sender import Sender, UnsentFile
+from aiohooks.adapters.trackers.hook import Sender, UnsentFile
 from aiohooks.errors import HookTimeoutError, InvalidArgumentError
 from aiohooks.hooks._record_files import Record
 from aiohooks.testing import FaultInjectionHook, ManualClock

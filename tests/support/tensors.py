@@ -14,10 +14,10 @@ from tests.support.checkpoint_files import same
 ALL_DTYPES = sorted(name for name in DTYPES if hasattr(torch, name))
 
 
-def tensor_of(dtype: str, seed: int = 0) -> torch.Tensor:
+def tensor_of(dtype: str) -> torch.Tensor:
     """Return a tensor of 3 x 5 elements with random bits."""
     kind: torch.dtype = getattr(torch, dtype)
-    bits = torch.randint(0, 256, (3 * 5 * kind.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    bits = torch.randint(0, 256, (3 * 5 * kind.itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     if dtype == "bool":
         bits %= 2
     with warnings.catch_warnings(category=UserWarning, action="ignore"):  # complex32 is experimental
