@@ -128,3 +128,48 @@ def is_coroutine_function(fn: object) -> bool:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def checked_path(path: object, name: str) -> str:
+    """Return a path as a str; raise `InvalidArgumentError` if it is not one, or empty."""
+    if isinstance(path, (str, os.PathLike)):
+        text: object = os.fspath(path)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if isinstance(text, str) and text:
+            return text
+    raise InvalidArgumentError(f"{name} is {path!r}; give a path")
+
+
+def checked_number(value: Any, tag: str) -> int | float:
+    """Return a Python number, or the element of an array of one; raise `InvalidArgumentError` for anything else."""
+    found = value if isinstance(value, (bool, int, float)) else scalar(value)
+    if found is None:
+        raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give one number, for example a mean or a norm of it")
+    return found
+
+
+def checked_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers by tag; raise `InvalidArgumentError` for anything else."""
+    return {str(tag): float(checked_number(value, str(tag))) for tag, value in values.items()}
+
+
+def scalar(value: Any) -> int | float | None:
+    """Return the number that an object of any library converts to, or None."""
+    try:
+        if callable(getattr(value, "item", None)):
+            found = value.item()
+        elif isinstance(value, (str, bytes, complex)):
+            return None
+        else:
+            found = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch raises RuntimeError
+        return None
+    return found if isinstance(found, (bool, int, float)) else None
+
+
+def describe_value(value: Any) -> str:
+    """Return a short text for error messages: type and shape of an array, else the start of its repr."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and shape != ():
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

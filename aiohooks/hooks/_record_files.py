@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from aiohooks._validate import describe_value, scalar
 from aiohooks.errors import InvalidArgumentError, did_you_mean
-from aiohooks.hooks._observing import describe_value, scalar
 
 try:
     import fcntl

@@ -13,14 +13,13 @@ from typing import Any, ClassVar, Literal
 from aiohooks._aio.cancel import new_task
 from aiohooks._aio.clock import quick_now
 from aiohooks._aio.observers import observing
-from aiohooks._validate import check_choice, check_instance, check_mapping, checked_int
+from aiohooks._validate import check_choice, check_instance, check_mapping, checked_int, checked_numbers, scalar
 from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import checked_numbers, scalar
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.hooks.stopping import EarlyStoppingHook

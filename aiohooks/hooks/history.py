@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks._validate import check_choice, check_instance, checked_int, checked_number, checked_path
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._observing import Sampling, Values, checked_number, checked_path, checked_values
+from aiohooks.hooks._observing import Sampling, Values, checked_values
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, cast
 
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_choice, check_instance
+from aiohooks._validate import check_callable, check_choice, check_instance, scalar
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._observing import Values, checked_values, scalar
+from aiohooks.hooks._observing import Values, checked_values
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks._validate import check_choice, check_instance, checked_int, checked_path
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import Sampling, checked_path, write_whole
+from aiohooks.hooks._observing import Sampling, write_whole
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from aiohooks._validate import checked_path
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._fetching import Convert, WritingHook
-from aiohooks.hooks._observing import OnWriteError, Values, checked_path
+from aiohooks.hooks._observing import OnWriteError, Values
 from aiohooks.hooks._record_files import FIRST_COLUMNS, CSVFormat, JSONLinesFormat, Record, RecordFile, check_tags, plain_value
 from aiohooks.hooks.every import Every
 

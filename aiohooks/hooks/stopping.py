@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Never
 
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite
+from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite, scalar
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, is_stateful, snapshot
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._observing import scalar
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues

@@ -12,11 +12,11 @@ from typing import ClassVar, NamedTuple
 from aiohooks._aio.clock import current_clock, monotonic_now
 from aiohooks._aio.contexts import current_run
 from aiohooks._aio.observers import Kind, Observer
-from aiohooks._validate import check_choice, check_instance, checked_int
+from aiohooks._validate import check_choice, check_instance, checked_int, checked_path
 from aiohooks.errors import InvalidArgumentError, is_clean_end, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._lanes import Bar, Lane, Lanes, write_trace
-from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, checked_path
+from aiohooks.hooks._observing import BackgroundWriter, OnWriteError
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook

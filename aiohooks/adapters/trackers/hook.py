@@ -15,20 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.thread_queue import ThreadQueue
-from aiohooks._validate import check_instance, check_secs, checked_int
+from aiohooks._validate import check_instance, check_secs, checked_int, checked_numbers, checked_path
 from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import add_note
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import (
-    BackgroundWriter,
-    Sampling,
-    Values,
-    checked_numbers,
-    checked_path,
-    checked_values,
-    write_whole,
-)
+from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_values, write_whole
 from aiohooks.hooks._record_files import LineFile, Record, json_line
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from aiohooks.hooks._observing import checked_path
+from aiohooks._validate import checked_path
 from aiohooks.hooks._record_files import Record
 from aiohooks.hooks._tensorboard import EventFile
 
