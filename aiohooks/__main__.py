@@ -307,7 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the arguments are invalid (2), help was asked for (0), or a run was ended by SIGTERM (143).
     """
-    prog = _program_name()
+    name = os.path.basename(sys.argv[0])
+    prog = "python -m aiohooks" if name == "__main__.py" else name
     parser = make_parser(prog)
     if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
         with contextlib.suppress(ImportError):
@@ -331,11 +332,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{prog}: {error}", file=sys.stderr)
         return 1
     return code
-
-
-def _program_name() -> str:
-    name = os.path.basename(sys.argv[0])
-    return "python -m aiohooks" if name == "__main__.py" else name
 
 
 if __name__ == "__main__":

@@ -505,14 +505,14 @@ class Wait(Overlap, Generic[T]):
     def cancelled_error(self, number: int, cause: BaseException) -> BaseException:
         return cause if self._is_future else hook_cancelled_error(self.what, cause)
 
-    async def result_of(self, awaitable: Awaitable[T], own: OwnContext | None = None) -> T:
+    async def result_of(self, awaitable: Awaitable[T]) -> T:
         """Await something, in a task of its own; a task or future that is given is not cancelled with it."""
         self._is_future = asyncio.isfuture(awaitable)
         call = _done if self._is_future else _result
         try:
             if self._cause is not None:
                 raise_unchanged(self._cause)
-            self.start(0, call, (awaitable,), {}, self.what, own=own)
+            self.start(0, call, (awaitable,), {}, self.what)
             await self.wait()
         except BaseException:
             close_unawaited(awaitable)  # ended before its task has begun

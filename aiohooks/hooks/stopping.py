@@ -51,11 +51,9 @@ class StopAtStepHook(SessionRunHook):
             raise InvalidArgumentError("one of num_steps or last_step must be given")
         if num_steps is not None and last_step is not None:
             raise InvalidArgumentError(f"only one of num_steps ({num_steps}) or last_step ({last_step}) can be given")
-        num_steps = checked_int(num_steps, "num_steps", optional=True)
-        last_step = checked_int(last_step, "last_step", optional=True)
-        self._num_steps = num_steps
-        self._given = last_step
-        self.last_step: int | None = last_step
+        self._num_steps: int | None = checked_int(num_steps, "num_steps", optional=True)
+        self._given: int | None = checked_int(last_step, "last_step", optional=True)
+        self.last_step: int | None = self._given
         """The step after which it stops; with `num_steps`, None until the session has been created."""
 
     async def begin(self) -> None:

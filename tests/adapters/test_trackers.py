@@ -478,10 +478,10 @@ def test_what_was_abandoned_is_reported_before_or_never(path: Path) -> None:
     reporting, go = threading.Event(), threading.Event()
     order: list[object] = []
 
-    def report(record: Record, error: BaseException) -> None:
+    def report(records: list[Record], reason: str) -> None:
         reporting.set()
         go.wait()
-        order.append(record.step)
+        order.extend(record.step for record in records)
 
     sender = Sender(tracker, 10, order.append, report, None)
     sender.restart(0)

@@ -126,7 +126,7 @@ class TrackerHook(SessionRunHook):
         self._unsent, self._error = 0, None
         self._last_unsent = await to_thread(self._file.last_step)
         self._restored = []
-        self._sender = Sender(self.tracker, self._max_queue, self._note_sent, self._keep_failed, self._sender)
+        self._sender = Sender(self.tracker, self._max_queue, self._note_sent, self._put_into_file, self._sender)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics that are not sent yet, so that a process that resumes after a kill does not lose them."""
@@ -197,9 +197,6 @@ class TrackerHook(SessionRunHook):
         if record.step <= self._repeated:  # the file may have this step, from before the run was set back
             self._writer.add({"sent": record.step})
 
-    def _keep_failed(self, record: Record, error: BaseException) -> Callable[[], object] | None:
-        return self._put_into_file([record], f"{type(error).__name__}: {error}")
-
     def _keep(self, records: list[Record], reason: str) -> None:
         if (log := self._put_into_file(records, reason)) is not None:
             log()
@@ -246,7 +243,7 @@ class Sender(ThreadQueue[Record | Restart]):
         tracker: Tracker,
         max_queue: int,
         on_sent: Callable[[Record], object],
-        on_failure: Callable[[Record, BaseException], Callable[[], object] | None],
+        on_failure: Callable[[list[Record], str], Callable[[], object] | None],
         previous: Sender | None,
     ) -> None:
         """Create a sender; the thread starts with `restart`.
@@ -255,7 +252,7 @@ class Sender(ThreadQueue[Record | Restart]):
             tracker: where to send the records.
             max_queue: how many of them may wait.
             on_sent: called in the thread with a record that was sent.
-            on_failure: called in the thread with a record that could not be sent, and the reason; what it returns is called
+            on_failure: called in the thread with records that could not be sent, and the reason; what it returns is called
                 when the queue waits no more.
             previous: the last sender to this tracker, whose thread ends first.
         """
@@ -329,7 +326,7 @@ class Sender(ThreadQueue[Record | Restart]):
         if isinstance(item, Restart):
             return None
         if error is not None:
-            return self._on_failure(item, error)
+            return self._on_failure([item], f"{type(error).__name__}: {error}")
         if item.step > self._last:
             self.sent += 1
             self._on_sent(item)

@@ -578,14 +578,14 @@ class RunFiles:
         """Close everything except the directory, which the lock closes; harmless when called twice."""
         if self._alive_fd >= 0:
             release_slot(self._alive_fd)
-        for fd in (self._position_fd, self._notify_fd):
-            if fd >= 0:
-                os.close(fd)
-        self.run_fd = self._alive_fd = self._position_fd = self._notify_fd = -1
+        self._close_files(self._position_fd, self._notify_fd)
 
     def after_fork(self) -> None:
         """Close the descriptors that a child has inherited; `_lock` closes that of the file in `alive/`."""
-        for fd in (self.run_fd, self._position_fd, self._notify_fd):
+        self._close_files(self.run_fd, self._position_fd, self._notify_fd)
+
+    def _close_files(self, *fds: int) -> None:
+        for fd in fds:
             if fd >= 0:
                 os.close(fd)
         self.run_fd = self._alive_fd = self._position_fd = self._notify_fd = -1

@@ -185,7 +185,7 @@ class RedisConnection:
             raise self._lost_error()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[_Outcome] = loop.create_future()
-        timer = loop.call_later(within, self._time_out, within)
+        timer = loop.call_later(within, lambda: self.drop(TimeoutError(f"no answer within {within:g} s")))
         # Nothing may suspend between this and the writing: replies come in the order of the commands.
         self._replies.append(outcome)
         try:
@@ -228,9 +228,6 @@ class RedisConnection:
 
     def _lost_error(self) -> StoreUnavailableError:
         return explain_error(self._lost_by or ConnectionError("not connected"), self._address)
-
-    def _time_out(self, within: float) -> None:
-        self.drop(TimeoutError(f"no answer within {within:g} s"))
 
     async def _read_replies(self) -> None:
         try:
