@@ -387,7 +387,7 @@ class TensorFlowHooks(BlockingHook):
 
     They are called one after the other, in the order of the list and in one thread, as TensorFlow does; what they get is
     TensorFlow's own: session, coordinator, context, options and metadata. A stop that one of them requests is recorded
-    immediately, and `end` is called for all of them, also after one that fails. Other hooks of the session overlap with them.
+    immediately, and `end` is called for all of them, also after one that fails. Other hooks of the session run concurrently.
     """
 
     def __init__(self, hooks: Iterable[Any], *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:

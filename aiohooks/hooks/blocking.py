@@ -25,7 +25,7 @@ from aiohooks.stores.base import StepStore
 class BlockingHook(SessionRunHook):
     """Calls the plain methods of any object as a hook, each in a worker thread, so that they may block.
 
-    In a `HookGroup` these are the methods of the lifecycle, called with what the caller gives and with the grace period of the
+    In a `HookGroup` these are the methods of its interface, called with what the caller gives and with the grace period of the
     group.
 
     In a session the object may have any of a hook's methods; those it lacks cost nothing. A hook written for TensorFlow runs

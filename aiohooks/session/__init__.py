@@ -5,7 +5,7 @@
 
     status          the status of a session, as a value and as text
     producers       the tasks that a wait depends on
-    _state          SessionState: the phase, the run, the tasks, and what is requested; all parts share it
+    _state          SessionState: how far it is, the run, the tasks, and what is requested; all parts share it
     coordinator     Coordinator: background tasks, the stop, the drain before it and the first error; the public view of the state
     hook            SessionRunHook, and the arguments and results of its methods
     creators        the sources of a session; Scaffold, and how raw sessions are created and restored
