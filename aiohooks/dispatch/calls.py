@@ -70,7 +70,7 @@ class HookCall:
 
 
 class HookStatus(NamedTuple):
-    """What has become of the calls of one hook.
+    """What has become of the calls of one hook, whose `name` has a number where there are several; `last_error` as text.
 
     `calls` are all, also those that are queued or were dropped, and `failures` those that failed, which was raised or logged.
     `dropped` are calls that it did not get, as its queue was full or had to end, or as it was disabled: since `disabled_since`,

@@ -370,7 +370,7 @@ def compose(
 ) -> K:
     """Return one object of the class `kind` that stands for several hooks; a framework's runner takes it like a single one.
 
-    It is the `hooks` of a `HookGroup`; see there for the arguments and the errors.
+    It is the `hooks` of a `HookGroup`, with its `results`, `init`, `methods`, `exit_reverse`, `timeout`, `on_error` and errors.
 
     Raises:
         InvalidHookError: a hook is a context manager or has background calls, so that it must be entered: use a `HookGroup`.

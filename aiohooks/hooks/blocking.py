@@ -44,7 +44,7 @@ class BlockingHook(SessionRunHook):
     __aiohooks_blocking__ = "_obj"
 
     def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Create a hook of the object.
+        """Create a hook of `obj`; `grace_secs` is the grace period.
 
         Raises:
             InvalidHookError: it has none of the methods, or one of them is a coroutine function.

@@ -472,7 +472,7 @@ class AsyncMonitoredSession(Requests):
 
 
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):
-    """A monitored session that never recovers: every error reaches the caller. It has the same arguments, without `recovery`."""
+    """A monitored session that never recovers: every error reaches the caller. `options` are the usual ones but `recovery`."""
 
     def __init__(
         self, source: Source, hooks: Iterable[SessionRunHook | HookRegistration] = (), **options: Unpack[SessionOptions]

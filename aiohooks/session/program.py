@@ -38,7 +38,7 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Run `main(*args)` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
+    """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
 
     Returns:
         The result of `main`.
