@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.support.source import ROOT
 
 DOCS = ROOT / "docs"
-WIDTH, LABELS, ROW = 720, 250, 26
+WIDTH, ROW = 400, 42
 STYLE = (
     "<style>.chart{--ink:var(--color-foreground-primary,#1f2328);--dim:var(--color-foreground-muted,#59636e);"
     "--bar:#9aa7b5;--ours:#2563eb}"
@@ -36,22 +36,22 @@ class Bar(NamedTuple):
 def chart(title: str, bars: Sequence[Bar]) -> str:
     """Return horizontal bars, each with its value."""
     most = max(bar.value for bar in bars)
-    room = WIDTH - LABELS - 90
+    room = WIDTH - 80
     lines = [f'<text class="title" x="0" y="16">{html.escape(title)}</text>']
-    for number, bar in enumerate(bars, 1):
-        y, width, kind = number * ROW, max(2.0, bar.value / most * room), "ours" if bar.is_ours else "theirs"
+    for number, bar in enumerate(bars):
+        y, width, kind = 28 + number * ROW, max(2.0, bar.value / most * room), "ours" if bar.is_ours else "theirs"
         lines += [
-            f'<text x="{LABELS - 8}" y="{y + 17}" text-anchor="end">{html.escape(bar.label)}</text>',
-            f'<rect class="{kind}" x="{LABELS}" y="{y + 4}" width="{width:.0f}" height="18" rx="2"/>',
-            f'<text class="dim" x="{LABELS + width + 6:.0f}" y="{y + 17}">{html.escape(bar.text)}</text>',
+            _text(0, y + 13, bar.label, "name"),
+            f'<rect class="{kind}" x="0" y="{y + 18}" width="{width:.0f}" height="14" rx="2"/>',
+            _text(round(width) + 6, y + 30, bar.text, "dim"),
         ]
-    return drawing(title, WIDTH, (len(bars) + 1) * ROW, lines)
+    return drawing(title, 28 + len(bars) * ROW, lines)
 
 
-def drawing(title: str, width: int, height: int, lines: Sequence[str]) -> str:
+def drawing(title: str, height: int, lines: Sequence[str]) -> str:
     """Return a picture with a title for those who do not see it."""
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    head = f'<svg class="chart{" narrow" * (width < WIDTH)}" xmlns="http://www.w3.org/2000/svg" {size} role="img">'
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    head = f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     return "\n".join([head, f"<title>{html.escape(title)}</title>", STYLE, *lines, "</svg>", ""])
 
 
@@ -99,8 +99,8 @@ def architecture() -> str:
     lines: list[str] = []
     for number, (names, text) in enumerate(LAYERS):
         y = number * 46
-        lines += [_box(1, y + 1, 378, 38), _text(12, y + 17, names, "title"), _text(12, y + 33, text, "dim")]
-    return drawing("The packages of aiohooks: each imports from those below it only", 380, len(LAYERS) * 46, lines)
+        lines += [_box(1, y + 1, WIDTH - 2, 38), _text(12, y + 17, names, "title"), _text(12, y + 33, text, "dim")]
+    return drawing("The packages of aiohooks: each imports from those below it only", len(LAYERS) * 46, lines)
 
 
 WAKE_UP = (
@@ -126,7 +126,7 @@ def wake_up() -> str:
             y += 26
         lines += [_box(x, y + 1, 270, 38), _text(x + 11, y + 17, name, "name"), _text(x + 11, y + 33, text, "dim")]
         y += 46
-    return drawing("A step of one process ends the wait of another", 380, y, lines)
+    return drawing("A step of one process ends the wait of another", y, lines)
 
 
 def _box(x: int, y: int, width: int, height: int) -> str:
