@@ -4,17 +4,17 @@ The loop, as `AsyncMonitoredSession` runs it:
 
     for hook in hooks: await hook.begin()                       # may add to the graph
     session = await creator.create_session()
-    await overlapping(hook.after_create_session(session, coord))
+    await concurrently(hook.after_create_session(session, coord))
     while not should_stop():
-        requests = await overlapping(hook.before_run(run_context))  # fetches and feeds to add
+        requests = await concurrently(hook.before_run(run_context))  # fetches and feeds to add
         values = await session.run(merged fetches, merged feeds)
-        await overlapping(hook.after_run(run_context, its own values))
+        await concurrently(hook.after_run(run_context, its own values))
         # after a recoverable error: close the session, create a new one, call after_create_session, repeat the run
     for hook in hooks: await hook.end(session)                  # on a clean end only
     await session.aclose()
     for hook in reversed(hooks): await hook.close(error)        # always
 
-`overlapping` makes the calls that cannot wait in turn, and the others concurrently, each in a task of its own.
+`concurrently` makes the calls that cannot wait in turn, and the others at the same time, each in a task of its own.
 
 The packages, each of which imports only from those above it:
 

@@ -24,7 +24,7 @@
      ├─ HookCancelledError                  a hook was cancelled by other code
      ├─ HookGroupClosedError (RuntimeError) the hook group is not entered, or was left
      ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
-     ├─ SessionStalledError (TimeoutError)  a phase exceeded a watchdog's limit
+     ├─ SessionStalledError (TimeoutError)  an activity exceeded a watchdog's limit
      ├─ GraphError (ValueError)             a graph cannot be built or planned
      ├─ GraphFinalizedError (RuntimeError)  a graph was changed after `begin`
      ├─ FetchError (ValueError)             a fetch or feed is unknown to the graph
@@ -257,7 +257,7 @@ class HookTimeoutError(AiohooksError, TimeoutError):
 
 
 class SessionStalledError(AiohooksError, TimeoutError):
-    """Raised by `WatchdogHook` when a phase of a session exceeds its limit; the message names the waiting calls and tasks."""
+    """Raised by `WatchdogHook` when an activity of a session exceeds its limit; the message names the waiting calls and tasks."""
 
 
 class GraphError(AiohooksError, ValueError):

@@ -20,7 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
 import aiohooks
-from tests.support.site import DESCRIPTION, REPOSITORY, SITE, entries, public_bases
+from tests.support.site import DESCRIPTION, REPOSITORY, SITE, entries, is_constructor_hidden, public_bases
 from tests.support.source import ROOT, defined_names, modules
 from tests.support.stand_ins import stand_ins
 
@@ -62,7 +62,7 @@ html_short_title = "aiohooks"
 html_baseurl = SITE
 html_copy_source = False
 html_static_path = ["static"]
-html_css_files = ["site.css"]
+html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_theme_options = {"source_repository": f"{REPOSITORY}/", "source_branch": "main", "source_directory": "docs/"}
 sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
@@ -144,9 +144,8 @@ def show_public_bases(app: Sphinx, name: str, cls: type[Any], options: object, b
 def hide_constructor(
     app: Sphinx, what: str, name: str, thing: Any, options: object, signature: str | None, returns: str | None
 ) -> tuple[str, None] | None:
-    """Show no parameters of what users do not make: protocols, errors, and classes whose docstring names their creator."""
-    made = re.search(r"\b(made|created|returned) by\b", inspect.getdoc(thing) or "", flags=re.IGNORECASE)
-    hidden = what == "exception" or (what == "class" and (made or getattr(thing, "_is_protocol", False)))
+    """Show no parameters of what users do not make."""
+    hidden = what in ("class", "exception") and is_constructor_hidden(thing)
     return ("", None) if hidden and signature else None
 
 

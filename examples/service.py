@@ -111,6 +111,7 @@ class Service:
         hooks: Sequence[ah.SessionRunHook] = (),
         title: str = "online training",
         grace_secs: float = 10.0,
+        controls: bool = False,
     ) -> None:
         """Build the application; the session is entered when the server starts."""
         self.grace_secs = grace_secs
@@ -129,7 +130,14 @@ class Service:
             name="trainer",
         )
         self.training = SessionService(
-            session, self.train, history=history, timing=timing, timeline=timeline, title=title, grace_secs=grace_secs
+            session,
+            self.train,
+            history=history,
+            timing=timing,
+            timeline=timeline,
+            title=title,
+            grace_secs=grace_secs,
+            controls=controls,
         )
         routes = [
             Route("/rows", self.add_rows, methods=["POST"]),
@@ -187,6 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=8000, help="0 for any free port")
     parser.add_argument("--checkpoint-dir", help="continue training from its newest checkpoint (start new)")
+    parser.add_argument("--controls", action="store_true", help="let clients pause and drain the session, also on the page")
     parser.add_argument("--simulate", type=float, default=0, metavar="ROWS_PER_SEC", help="make rows at this rate")
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
@@ -194,7 +203,7 @@ def main() -> int:
         # Listens on this machine only. From here on a client can connect, and waits until the server is started.
         listener = stack.enter_context(socket.create_server(("127.0.0.1", options.port)))
         print(f"http://127.0.0.1:{listener.getsockname()[1]}/training/", flush=True)
-        return ah.run(serve, Service(directory, rows_per_sec=options.simulate), listener)
+        return ah.run(serve, Service(directory, rows_per_sec=options.simulate, controls=options.controls), listener)
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ CallContext: TypeAlias = tuple[Context, Context] | OwnContext
 
 
 def copy_back(contexts: Iterable[CallContext]) -> None:
-    """Set in the current context what calls that overlapped have set in theirs, in order of the calls.
+    """Set in the current context what concurrent calls have set in theirs, in order of the calls.
 
     What a later call in the current context itself has set meanwhile stays.
     """

@@ -389,7 +389,7 @@ class Overlap(Waiting):
                 keep_errors(first, [error for error in errors if error is not first])
                 raise_unchanged(first)
             if errors:
-                raise BaseExceptionGroup(f"{len(errors)} failures in one phase", flattened(errors))
+                raise BaseExceptionGroup(f"{len(errors)} calls failed", flattened(errors))
             if cause is not None:
                 raise_unchanged(cause)
         finally:

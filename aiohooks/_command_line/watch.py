@@ -283,7 +283,7 @@ async def _follow_directory(path: Path, row: _Row) -> None:
 
 @contextlib.contextmanager
 def _changes_of(path: Path) -> Generator[Callable[[], Coroutine[Any, Any, None]]]:
-    """Yield what waits until a checkpoint appears or disappears: by inotify, or for a second where that is not available."""
+    """Yield a function that waits until a checkpoint appears or disappears: by inotify; without that, for a second."""
     from aiohooks.stores.local._notify import DELETE_SELF, MOVE_SELF, MOVED_FROM, MOVED_TO, Inotify
 
     loop, changed = asyncio.get_running_loop(), asyncio.Event()

@@ -205,7 +205,7 @@ class HooksInLoop:
     """The attribute of an object of the framework, the `owner`, by which it stops."""
 
     def __init__(self, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
-        """Take the hooks; nothing is started."""
+        """Take `hooks`, or registrations of them; nothing is started."""
         super().__init__()  # a callback of the framework
         # A list, as each block needs all of them. The session refuses what is none.
         self._hooks = [*hooks] if isinstance(hooks, Iterable) else hooks  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -132,7 +132,7 @@ class HooksForIgnite(HooksInLoop):
     _stop_flag = "should_terminate"
 
     def __init__(self, engine: Any, hooks: Iterable[SessionRunHook | HookRegistration]) -> None:
-        """Take the hooks; the engine gets its handlers when the block is entered, and loses them when it is left."""
+        """Take `hooks`; `engine` gets its handlers when the block is entered, and loses them when it is left."""
         super().__init__(hooks)
         check_instance(engine, _engine_class, "engine")
         self.engine: Any = engine

@@ -114,7 +114,7 @@ class TensorFlowGraph(Graph):
     """A `tf.Graph` as the graph of a session: its tensors, operations and variables are fetched and fed, as such or by name."""
 
     def __init__(self, graph: Any = None) -> None:
-        """Take a `tf.Graph`, by default the current one. A session finalizes it; after the session it is as it was."""
+        """Take `graph`, a `tf.Graph`, by default the current one. A session finalizes it; after the session it is as it was."""
         super().__init__()
         self.tf_graph: Any = tf.get_default_graph() if graph is None else graph
         """The `tf.Graph`."""
@@ -250,10 +250,10 @@ class _GlobalStep(MemoryStepStore):
 
 
 class TensorFlowSession(Session):
-    """The raw session over a `tf.Session`. Its global step is that of the TensorFlow graph, read after each run.
+    """The raw session over a `tf.Session`, made by `TensorFlowSessionCreator`. Its global step is that of the TensorFlow graph.
 
-    While something waits for a step it is read every half a second as well: other sessions of a cluster advance it. A run that
-    is cancelled is waited for, as it cannot be stopped. What it has changed in TensorFlow's variables stays changed.
+    It is read after each run, and while something waits for a step every half a second as well: other sessions of a cluster
+    advance it. A run that is cancelled is waited for, as it cannot be stopped; its changes of TensorFlow's variables stay.
     """
 
     def __init__(
@@ -387,11 +387,11 @@ class TensorFlowHooks(BlockingHook):
 
     They are called one after the other, in the order of the list and in one thread, as TensorFlow does; what they get is
     TensorFlow's own: session, coordinator, context, options and metadata. A stop that one of them requests is recorded
-    immediately, and `end` is called for all of them, also after one that fails. Other hooks of the session overlap with them.
+    immediately, and `end` is called for all of them, also after one that fails. Other hooks of the session run concurrently.
     """
 
     def __init__(self, hooks: Iterable[Any], *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Take the hooks; a cancellation waits for a call of one at most `grace_secs`."""
+        """Take `hooks`; a cancellation waits for a call of one at most `grace_secs`."""
         self._calls_in_order = _CallsInOrder(hooks)
         super().__init__(self._calls_in_order, grace_secs=grace_secs)
 

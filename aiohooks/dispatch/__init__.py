@@ -1,10 +1,10 @@
 """Calling several hooks as one, with or without a session.
 
 hook        what a registration says: order, time limit, error handling, background calls
-calls       calls in order groups: those that cannot wait in turn, the others overlapping
+calls       calls in order groups: those that cannot wait in turn, the others concurrently
 background  calls that are queued and run beside what follows
-lifecycle   the methods of a class that hooks can implement, and the checks of hooks
-answers     one answer of several hooks, for each kind of method
+lifecycle   hook interfaces: the methods of a class that hooks can implement, and the checks of hooks
+answers     one result of several hooks, for each kind of method
 plain       plain functions where coroutine functions are called
 composite   the object that stands for the hooks of a group
 group       HookGroup and compose: one object that stands for several hooks; compose_functions

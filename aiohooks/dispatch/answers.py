@@ -1,9 +1,9 @@
-"""One answer of several hooks, for each kind of method (`lifecycle.Point.how`).
+"""One result of several hooks, for each kind of method (`lifecycle.Point.how`).
 
 Target    what a method calls
 wrapped   each wrapping hook calls the next one, and the last of them what is wrapped
 observe   calls the hooks that only observe, before the others
-answer    calls the others, and returns the one answer: the only one, the first, the last of a chain, or all as one
+answer    calls the others, and returns the one result: the only one, the first, the last of a chain, or all as one
 
 A plain function is called as a coroutine function that cannot wait.
 """
@@ -42,11 +42,11 @@ class Target(NamedTuple):
     point: Point
     groups: tuple[OrderGroup, ...]
     until_answered: tuple[OrderGroup, ...]
-    """The same calls, one by one or those that race, where an answer decides what is called next."""
+    """The same calls, one by one or those that race, where a result decides what is called next."""
     wrappers: tuple[OrderGroup, ...]
     """The hooks that wrap the calls of the others, one by one."""
     observers: tuple[OrderGroup, ...]
-    """The calls of hooks whose answers do not count."""
+    """The calls of hooks whose results do not count."""
     quick: OrderGroup | None
     """All calls, if nothing else is to be done than to make them, and none may wait."""
 
@@ -84,7 +84,7 @@ def make_target(
     is_quick = callees and together.in_turn and not wrappers and not observers and is_one_call
     groups = order_groups(each.name, callees, grace_secs, bind)[::step]
     for group in groups if races else ():
-        group.in_turn = False  # one that answers ends the others
+        group.in_turn = False  # one that has a result ends the others
     return Target(
         each,
         groups,
@@ -110,7 +110,7 @@ def _plain(registered: RegisteredHook, method: str) -> Method:
 
 
 async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: Keywords) -> Any:
-    """Call the hooks that do not wrap, and return the one answer; where no hook has one, that of `own`, of the class itself."""
+    """Call the hooks that do not wrap, and return the one result; where no hook has one, that of `own`, of the class itself."""
     each, given = target.point, (args, keywords)
     if target.until_answered:
         for group in target.until_answered:
@@ -129,10 +129,10 @@ async def answer(target: Target, own: Method, args: tuple[Any, ...], keywords: K
 
 
 def only_answer(target: Target, answers: Sequence[Any]) -> Any:
-    """Return the one answer of hooks that were called together.
+    """Return the one result of hooks that were called together.
 
     Raises:
-        InvalidHookError: one of several hooks has answered, and nothing says what that means; or answers cannot be merged.
+        InvalidHookError: one of several hooks returned a result, and nothing says what that means; or results cannot be merged.
     """
     each = target.point
     if each.how == "none":
@@ -180,11 +180,11 @@ def _merged(answers: list[tuple[str, Any]]) -> Any:
 
 
 class _Race(HookCalls):
-    """The calls of hooks of one order, of which the first that answers ends the others; only its answer is kept."""
+    """The calls of hooks of one order, of which the first result ends the others; only that one is kept."""
 
     __slots__ = ()
 
-    keeps_result = True  # only an answer ends it
+    keeps_result = True  # only a result ends it
 
     def _winner(self) -> str | None:
         return next((self.describe(number) for number, answer in enumerate(self.results) if answer is not None), None)
@@ -198,13 +198,13 @@ class _Race(HookCalls):
     def suppresses(self, number: int, error: BaseException) -> bool:
         is_logged, winner = super().suppresses(number, error), self._winner()
         if not is_logged and winner is not None and isinstance(error, Exception):
-            _logger.error("%s failed, but %s has answered", self.describe(number), winner, exc_info=error)
+            _logger.error("%s failed, but %s has returned a result", self.describe(number), winner, exc_info=error)
             is_logged = True
         return is_logged
 
 
 async def observe(target: Target, args: tuple[Any, ...], keywords: Keywords) -> None:
-    """Call the hooks whose answers do not count."""
+    """Call the hooks whose results do not count."""
     _log_dropped(target.observers, await call_groups(target.observers, args, keywords), "it is an observer")
 
 
@@ -223,7 +223,7 @@ def wrapped(target: Target, innermost: Rest) -> Rest:
 async def _call_wrapper(each: Point, group: OrderGroup, rest: Rest, args: tuple[Any, ...], keywords: Keywords) -> Any:
     """Call a wrapping hook with a function that calls the rest.
 
-    What a hook wraps is not called again when the hook has failed and that is only logged: its answer or error counts.
+    What a hook wraps is not called again when the hook has failed and that is only logged: its result or error counts.
     """
     registered = group.hooks[0]
     registered.counted += 1
@@ -307,7 +307,7 @@ class _WrapperCall(HookCalls):
         self._secs_left: float | None = None
         self._since = 0.0
         self.answers: list[Any] = []
-        """The last answer of the others, if they have answered."""
+        """The last result of the others, if they have returned."""
         self.errors: list[BaseException] = []
         """The errors of the others."""
         self.is_logged: bool = False

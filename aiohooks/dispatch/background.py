@@ -136,7 +136,7 @@ class _QueuedCall(HookCalls):
         return self._group.hooks[0]
 
     def finish(self) -> None:
-        """Raise the failure of the call, when it is done; log that its answer is dropped."""
+        """Raise the failure of the call, when it is done; log that its result is dropped."""
         try:
             super().finish()
             self.registered.log_dropped(self._group.calls[0].name, self.results[0], "the method returns None")

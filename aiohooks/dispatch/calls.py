@@ -69,7 +69,7 @@ class HookCall:
 
 
 class HookStatus(NamedTuple):
-    """What has become of the calls of one hook.
+    """What has become of the calls of one hook, whose `name` has a number where there are several; `last_error` as text.
 
     `calls` are all, also those that are queued or were dropped, and `failures` those that failed, which was raised or logged.
     `dropped` are calls that it did not get, as its queue was full or had to end, or as it was disabled: since `disabled_since`,
@@ -114,7 +114,7 @@ class RegisteredHook:
         self.last_error: str | None = None
         self.disabled_since: float | None = None
         self._retry_at: float | None = None  # on the clock; None while a call tries it again, or none ever will
-        self._logged: set[str] = set()  # methods of which an answer was dropped
+        self._logged: set[str] = set()  # methods of which a result was dropped
 
     @property
     def hook(self) -> Any:
@@ -135,7 +135,7 @@ class RegisteredHook:
             _logger.warning(text, who, self.registration.max_pending, self.overflows)
 
     def log_dropped(self, who: str, answer: object, reason: str) -> None:
-        """Log that an answer does not count, once for each method."""
+        """Log that a result does not count, once for each method."""
         if answer is not None and who not in self._logged:
             self._logged.add(who)
             _logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(answer), reason)
@@ -286,7 +286,7 @@ def order_groups(
     return tuple(OrderGroup(method, [*group], grace_secs, bind=bind) for _, group in by_order)
 
 
-async def call_groups(  # what a session gives besides a group is given by name: an object for it would be made in each phase
+async def call_groups(  # what a session gives besides a group is given by name: an object for it would be made in each call
     groups: tuple[OrderGroup, ...],
     args: tuple[Any, ...],
     keywords: Mapping[str, Any] = NO_KEYWORDS,
@@ -300,7 +300,7 @@ async def call_groups(  # what a session gives besides a group is given by name:
 ) -> list[Any]:
     """Call the methods of `groups`, and return the results in their order. A group is complete before the next starts.
 
-    Calls start in order. Those that cannot wait are made in the caller's task; the others overlap, as `Overlap` says.
+    Calls start in order. Those that cannot wait are made in the caller's task; the others run concurrently, as `Overlap` says.
 
     Args:
         groups: the groups.
@@ -391,7 +391,7 @@ class HookCalls(Overlap):
     __slots__ = ("_group", "_step")
 
     def __init__(self, group: OrderGroup, results: list[Any], step: int | None, waits: RunWaits | None) -> None:
-        """Put the answers into `results`; `step` is for the notes of errors."""
+        """Put what they return into `results`; `step` is for the notes of errors."""
         super().__init__(results, group.grace_secs, waits)
         self._group = group
         self._step = step

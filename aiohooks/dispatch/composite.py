@@ -48,7 +48,7 @@ class Composite:
         """Make the object, without hooks.
 
         Args:
-            lifecycle: of the hooks.
+            lifecycle: the interface of the hooks.
             init: the arguments of `__init__`; what has these names is not decided by the hooks.
             hooks: a dict to put the hooks into, by their id.
             make_target: returns what a method of these hooks calls; it raises unless they can be called.
@@ -155,14 +155,14 @@ class Composite:
 
 
 def composite_of(hook: object) -> Composite | None:
-    """Return the composite of which a hook is the object."""
+    """Return the `Composite` of which a hook is the object."""
     return getattr(type(hook), _COMPOSITE, None)
 
 
 class CompositeMethod:
     """A method of the object that stands for the hooks of a group: it looks up what it calls at each call.
 
-    While no hook implements it, it is an attribute of the class, on which it looks like the method of the lifecycle.
+    While no hook implements it, it is an attribute of the class, on which it looks like the method of the hook interface.
     """
 
     __slots__ = ("_composite", "_function", "_hooks", "_own", "_point", "usable")
@@ -193,13 +193,13 @@ class CompositeMethod:
             setattr(self._composite.kind, self._point.name, self._function if self._hooks else self)
 
     def check_answers(self, *added: RegisteredHook) -> None:
-        """Raise if several hooks answer and nothing says which answer counts."""
+        """Raise if several hooks return a result and nothing says which one counts."""
         if self._point.how == "one":
             name = self._point.name
             answering = (one for one in (*self._hooks, *added) if not one.registration.observer)
             names = [f"{one.name}.{name}" for one in answering if not inspect.isasyncgenfunction(getattr(one.hook, name))]
             if len(names) > 1:
-                raise InvalidHookError(f"{' and '.join(names)} both answer; {self._point.advice}")
+                raise InvalidHookError(f"{' and '.join(names)} both return a result; {self._point.advice}")
 
     def target(self) -> Target:
         """Return what is called; raise if the group cannot be used."""
@@ -262,7 +262,7 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
         raise InvalidHookError(f"{kind.__name__} is final, so that no object can stand for several hooks of it")
     if value := next((base for base in kind.__mro__[:-1] if base.__module__ in ("builtins", "enum")), None):
         raise InvalidHookError(
-            f"{kind.__name__} cannot be a lifecycle: it derives from {value.__name__}, and no value can stand for several; "
+            f"{kind.__name__} cannot be a hook interface: it derives from {value.__name__}, and no value can stand for several; "
             "give a class that has its methods only"
         )
 
@@ -275,7 +275,7 @@ def _composite_class(kind: type[Any], composite: Composite) -> type[Any]:
         made = types.new_class(kind.__name__, (kind,), {}, lambda namespace: namespace.update(place))
     except Exception as error:
         raise InvalidHookError(
-            f"{kind.__name__} cannot be a lifecycle, as no class can be derived from it without arguments: {error}; "
+            f"{kind.__name__} cannot be a hook interface, as no class can be derived from it without arguments: {error}; "
             "derive one that can, and give that"
         ) from error
     if inspect.isabstract(made):
@@ -297,7 +297,7 @@ def _instance_of(made: type[Any], lifecycle: Lifecycle, init: Mapping[str, Any])
         for name, value in data.items():
             setattr(one, name, value)
     except Exception as error:
-        raise InvalidHookError(f"{made.__name__} cannot be a lifecycle: {_init_advice(made, init, error)}") from error
+        raise InvalidHookError(f"{made.__name__} cannot be a hook interface: {_init_advice(made, init, error)}") from error
     own = getattr(one, "__dict__", {})
     for name, default in lifecycle.attributes.items():
         if name not in init and own.get(name, NO_VALUE) is default is not NO_VALUE:

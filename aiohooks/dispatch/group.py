@@ -47,13 +47,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class HookGroup(Generic[K]):
-    """Several hooks of one lifecycle, called as one: `async with HookGroup(AgentHooks, [Audit(), Metrics()]) as group:`.
+    """Several hooks of one interface, called as one: `async with HookGroup(AgentHooks, [Audit(), Metrics()]) as group:`.
 
-    A lifecycle is any class: its public methods are what hooks can implement. `group.hooks` is an object of that class; calling a
-    method of it calls the hooks that implement the method. Calls start in registration order: a method whose code has no `await`
-    is called in the caller's task, every other one has a task and a context of its own, and these overlap. What they leave set
-    in their contexts is set for the caller. The first failure cancels the others and waits for them; one failure is raised as it
-    is, several as one flat group, each with a note that names the hook. A cancel of the caller wins over both.
+    A hook interface is any class: its public methods are what hooks can implement. `group.hooks` is an object of that class; a
+    call of its method calls the hooks that implement it. Calls start in registration order: a method whose code has no `await`
+    is called in the caller's task, every other one has a task and a context of its own, and these are concurrent. What they
+    leave set in their contexts is set for the caller. The first failure cancels the others and waits for them; one failure is
+    raised as it is, several as one flat group, each with a note that names the hook. A cancel of the caller wins over both.
 
     Any number of tasks may call a group at the same time; `group.hooks` and its methods, also those taken before, call the hooks
     of the group at that time. Hooks that are async context managers are entered with the block, in
@@ -77,9 +77,9 @@ class HookGroup(Generic[K]):
         """Check the hooks.
 
         Args:
-            kind: the lifecycle: a class of one's own, or of a framework. (Type checkers refuse an abstract one as a `type`.)
+            kind: the hook interface: a class of one's own, or of a framework. (Type checkers refuse an abstract one as a `type`.)
             hooks: objects with methods of `kind`, or registrations made by `configure`. They need not derive from it.
-            results: how the answers of several hooks become one, by the name of the method, for a class that is not one's own;
+            results: how the results of several hooks become one, by the name of the method, for a class that is not one's own;
                 or one way for all methods that return something. See `point`.
             name: the name of the group in messages; by default that of `kind`.
             grace_secs: how long cancelled calls, background calls and the end of the hooks may take.
@@ -93,7 +93,7 @@ class HookGroup(Generic[K]):
 
         Raises:
             InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not fit it; several hooks
-                implement a method that returns something, and nothing says how their answers become one.
+                implement a method that returns something, and nothing says how their results become one.
             InvalidArgumentError: `results` or `exit_reverse` names a method that `kind` does not have, `methods` one that it has
                 or no hook has, or another argument is invalid.
         """
@@ -145,9 +145,9 @@ class HookGroup(Generic[K]):
     async def call(
         self, method: Callable[Concatenate[K, P], Coroutine[Any, Any, T]], /, *args: P.args, **keywords: P.kwargs
     ) -> list[T]:
-        """Call a method of all hooks that implement it, and return every answer, in order of the hooks.
+        """Call a method of all hooks that implement it, and return every result, in order of the hooks.
 
-        Example: `answers = await group.call(AgentHooks.before_model, request)`.
+        Example: `results = await group.call(AgentHooks.before_model, request)`.
 
         Raises:
             InvalidArgumentError: `method` is not a coroutine method of the class, or one that wraps.
@@ -156,7 +156,7 @@ class HookGroup(Generic[K]):
         """
         each = self._point_of(method)
         if not each.is_async or each.how == "wrap":
-            raise InvalidArgumentError(f"{each.name} has no list of answers; call group.hooks.{each.name}(...)")
+            raise InvalidArgumentError(f"{each.name} has no list of results; call group.hooks.{each.name}(...)")
         called = self._composite.methods[each.name]
         target = called.usable or called.target()
         given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
@@ -270,7 +270,7 @@ class HookGroup(Generic[K]):
             HookGroupClosedError: the group was entered before.
         """
         if self._state != "new":
-            raise HookGroupClosedError(f"{self!r} is entered once; make a new one")
+            raise HookGroupClosedError(f"{self!r} was entered before; groups are single-use: make a new one")
         self._state = "entered"
         try:
             for one in [*self._registered.values()]:
@@ -370,7 +370,7 @@ def compose(
 ) -> K:
     """Return one object of the class `kind` that stands for several hooks; a framework's runner takes it like a single one.
 
-    It is the `hooks` of a `HookGroup`; see there for the arguments and the errors.
+    It is the `hooks` of a `HookGroup`, with its `results`, `init`, `methods`, `exit_reverse`, `timeout`, `on_error` and errors.
 
     Raises:
         InvalidHookError: a hook is a context manager or has background calls, so that it must be entered: use a `HookGroup`.
@@ -410,12 +410,12 @@ def compose_functions(
 
     Example: `httpx.AsyncClient(event_hooks={"request": [compose_functions([sign, audit])]})`.
 
-    They are called as the methods of hooks are: those that wait overlap, the first failure ends the call. What it returns has
+    They are called as the methods of hooks are: concurrently, and the first failure ends the call. What this returns has
     `add` and `remove`, which hold from the next call on.
 
     Args:
         functions: coroutine functions and plain ones, or registrations made by `configure`.
-        results: how the answers of several become one, if they have any; see `point`.
+        results: how the results of several become one, if they return any; see `point`.
         timeout: the time limit of coroutine functions that have none of their own.
         on_error: for functions that do not say it themselves.
         name: its name, and that of the group in messages.
@@ -462,14 +462,14 @@ def compose_functions(
 
 
 def _method_of(function: Callable[..., Any]) -> Any:
-    """Return the method of a lifecycle of functions that are called as this one is."""
+    """Return the method of a hook interface of functions that are called as this one is."""
     method = _empty_method(function)
     method.__annotations__ = {}  # what it returns says nothing of the others
     return method
 
 
 def _check_order(first: Callable[..., Any], function: Callable[..., Any], results: How | None) -> None:
-    """Raise if the argument that calls the next, or takes an answer, has another place in a function than in the first one."""
+    """Raise if the argument that calls the next, or takes a result, has another place in a function than in the first one."""
     places: set[int | str | None] = set()
     for one in (first, function) if results in ("chain", "wrap") else ():
         with contextlib.suppress(InvalidHookError):  # not clear: what holds for the first is said elsewhere
@@ -478,7 +478,7 @@ def _check_order(first: Callable[..., Any], function: Callable[..., Any], result
     if len(places) > 1:
         raise InvalidHookError(
             f"{function!r} has its arguments in another order than {first!r}, which would mix up what calls the next, or takes "
-            "an answer; give functions with the same arguments in the same order"
+            "a result; give functions with the same arguments in the same order"
         )
 
 

@@ -22,7 +22,7 @@ class Hook:
     """
 
     order: ClassVar[int] = 0
-    """Hooks of a lower order complete a phase before those of a higher order start it; hooks of the same order overlap."""
+    """Hooks of a lower order complete a call before those of a higher order start it; those of one order run concurrently."""
     timeout: ClassVar[float | None] = None
     """Time limit in seconds for one call of a coroutine method; costs nothing where the method cannot wait."""
     on_error: ClassVar[OnError] = "raise"
@@ -93,8 +93,8 @@ def configure(
     Example: `hooks=[configure(MetricsHook(), timeout=5.0, on_error="log")]`.
 
     Args:
-        hook: an object with the methods of a lifecycle; or a registration, of which the other attributes are kept.
-        order: hooks of a lower order complete a call before those of a higher order start; those of the same order overlap.
+        hook: an object with methods of a hook interface; or a registration, of which the other attributes are kept.
+        order: hooks of a lower order complete a call before those of a higher order start; those of one order run concurrently.
         timeout: time limit in seconds for one call of a method, which must be a coroutine. The time of the others in a method
             that wraps them has no limit.
         on_error: `"raise"`, or `"log"`: the 1st failure is logged with its traceback, and the 10th, the 100th and so on.
@@ -104,8 +104,8 @@ def configure(
             wait for it, as for a hook that calls its own group.
         disable_after: take the hook out of the calls, with a warning, when it has failed this often in a row; with
             `on_error="log"` only.
-        observer: whether it only observes methods that answer: it is called before the others, with the arguments of the caller.
-            Observers overlap; their own answers do not count.
+        observer: whether it only observes methods that return a result: it is called before the others, with the caller's
+            arguments. Observers run concurrently; their own results do not count.
         on_full: `"wait"`, or `"drop"`: a background call is dropped if the queue is full, counted, and logged as failures are.
         retry_secs: try a disabled hook again after this time, by one call, and if that fails, after as long again.
         thread: whether plain methods that stand for coroutine methods are called in a worker thread each, so that they may block;
@@ -147,14 +147,14 @@ def for_group(hook: Any, lifecycle: Any) -> Any:
 
 
 def in_order(hooks: Iterable[object], *, first: int = 0) -> list[HookRegistration]:
-    """Return registrations of `hooks` with ascending orders, so that each completes a phase before the next one starts it.
+    """Return registrations of `hooks` with ascending orders, so that each completes a call before the next one starts.
 
-    Hooks of the same order overlap, and a list alone says nothing about which one is done first. Use it where one hook relies
-    on what another has done: `hooks=[*in_order([restore, broadcast]), logging]`.
+    Hooks of the same order run concurrently, and a list alone says nothing about which one is done first. Use it where one hook
+    relies on what another has done: `hooks=[*in_order([restore, broadcast]), logging]`.
 
     Args:
         hooks: hooks or registrations.
-        first: the order of the first one; others of that order overlap with it.
+        first: the order of the first one; others of that order run concurrently with it.
     """
     first = checked_int(first, "first", None, expected="a whole number")
     return [configure(hook, order=order) for order, hook in enumerate(hooks, first)]

@@ -1,4 +1,4 @@
-"""A lifecycle: a class whose public methods are what hooks can implement; and the checks of hooks against it."""
+"""A hook interface: a class whose public methods are what hooks can implement; and the checks of hooks against it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aiohooks.dispatch.plain import evaluated, without_awaitables
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 
 How = Literal["first", "chain", "wrap", "together", "race", "merge"]
-"""How the answers of several hooks become one; see `point`."""
+"""How the results of several hooks become one; see `point`."""
 F = TypeVar("F", bound=Callable[..., Any])
 _logger = logging.getLogger("aiohooks")
 _MARK = "__aiohooks_point__"
@@ -29,22 +29,22 @@ NO_VALUE = object()
 
 
 def point(how: How) -> Callable[[F], F]:
-    """Mark a method of a lifecycle that returns something: how the answers of several hooks become one.
+    """Mark a method of a hook interface that returns something: how the results of several hooks become one.
 
     Args:
-        how: `"first"`: the hooks are called in turn, and the first answer that is not None wins; the rest are not called.
-            `"together"`: the hooks overlap, and the first answer in registration order that is not None wins. `"race"`: the hooks
-            overlap, the answer that is there first wins, and the others are cancelled; their errors are logged then. `"merge"`:
-            the hooks overlap, and their answers are joined in registration order: lists, tuples, or dicts of different keys.
-            `"chain"`: the hooks are called in turn, and each answer takes the place of an argument: of the only one, of the one
-            annotated as the method's answer is, or of the last one if several are or nothing is annotated. None leaves it as it
-            is. `"wrap"`: the argument that is annotated as a callable which returns an awaitable, or is named like `call_next`,
+        how: `"first"`: the hooks are called in turn, and the first result that is not None wins; the rest are not called.
+            `"together"`: they run concurrently, and the first result in registration order that is not None wins. `"race"`: they
+            run concurrently, the earliest result wins, and the others are cancelled; their errors are logged then. `"merge"`:
+            they run concurrently, and their results are joined in registration order: lists, tuples, or dicts of different keys.
+            `"chain"`: the hooks are called in turn, and each result replaces an argument: the only one, the one annotated as the
+            method's result is, or the last one if several are or nothing is annotated. None leaves it as it is.
+            `"wrap"`: the argument that is annotated as a callable which returns an awaitable, or is named like `call_next`,
             calls the next hook. The one of the last hook calls the class's own method, or, where that is abstract or does
             nothing, what the caller gave. The arguments that it is given replace the last ones of the call.
             Where the argument is not clear, name it: `chain(argument="message")`, `wrap(argument="app")`.
             In all of them a failing hook ends the call with its error, and one that exceeds its `timeout` with a
             `HookTimeoutError`: a hook that guards refuses then. With `on_error="log"`, and while it is disabled, it has no
-            answer: the others decide, as if it allowed the call. `timeout` and `on_error` are those of `configure`.
+            result: the others decide, as if it allowed the call. `timeout` and `on_error` are those of `configure`.
 
     Raises:
         InvalidArgumentError: `how` is something else.
@@ -65,7 +65,7 @@ class _Way(str):
 
 
 def chain(*, argument: str) -> How:
-    """Return `"chain"` with the argument whose place the answers take, as in `results={"on_send": ah.chain(argument="message")}`.
+    """Return `"chain"` with the argument that each result replaces, as in `results={"on_send": ah.chain(argument="message")}`.
 
     Raises:
         InvalidArgumentError: `argument` is not a name.
@@ -90,7 +90,7 @@ def _way(how: How, argument: str) -> How:
 
 
 class Point:
-    """A method of a lifecycle."""
+    """A method of a hook interface."""
 
     def __init__(self, kind: type[Any], name: str, method: Any, given: How | None, default: How | None) -> None:
         """Read a method of `kind`; `given` is the way of it, `default` that of all methods that return something.
@@ -112,7 +112,7 @@ class Point:
         self.name: str = name
         self.is_async: bool = awaits is not None
         self.is_either: bool = awaits == "perhaps"
-        """Whether it is a plain method that returns an answer, or an awaitable of it if a hook may wait."""
+        """Whether it is a plain method that returns a result, or an awaitable of it if a hook may wait."""
         self.positional: tuple[str, ...] = names(Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
         """The names of the parameters that may be given by position, without `self`."""
         self.keywords: tuple[str, ...] = names(Kind.KEYWORD_ONLY)
@@ -124,15 +124,15 @@ class Point:
         self.fitting: WeakSet[Any] = WeakSet()
         """Functions of classes of hooks that can be called so."""
         lacks = {
-            "chain": "" if parameters else "it has no argument whose place an answer could take",
+            "chain": "" if parameters else "it has no argument that a result could replace",
             "wrap": "" if parameters and awaits else "only a coroutine method can that has an argument which calls the next",
-            "race": "" if awaits else 'the calls of a plain method do not overlap; give "first"',
+            "race": "" if awaits else 'plain methods do not run concurrently; give "first"',
         }
         nexts = _next_names(annotations, unsure=not returns_none)
         said: How | None = given or getattr(method, _MARK, None)
         asked = said or default
         self.argument: str | None = None
-        """The argument whose place answers take, or that calls the next hook; None for the last one that is given."""
+        """The argument that results replace, or that calls the next hook; None for the last one that is given."""
         if asked in ("chain", "wrap") and not lacks[asked]:
             found = _next_names(annotations, unsure=True) if asked == "wrap" else _chained_names(annotations, answer)
             if not found and len(annotations) == 1 and said is not None:
@@ -142,8 +142,8 @@ class Point:
         if said is not None and lack:
             raise InvalidHookError(f"{kind.__name__}.{name} cannot {said}: {lack}")
         self.how: How | Literal["none", "any", "one"] = "one"
-        """How answers become one. Where it is not marked: `"none"`, nothing is returned; `"any"`, that is not known; `"one"`,
-        only one hook may answer."""
+        """How results become one. Where it is not marked: `"none"`, nothing is returned; `"any"`, that is not known; `"one"`,
+        only one hook may return a result."""
         if said is None and returns_none and not nexts:
             self.how = "none"
         elif asked is not None and not lack and (said is not None or asked == "wrap" or not nexts):
@@ -151,11 +151,11 @@ class Point:
         elif answer in (Any, "Any") and not nexts and not (asked == "chain" and lack and parameters):
             self.how = "any"
         self.calls_next: bool = self.how == "wrap" or (self.how == "one" and bool(nexts))
-        """Whether an argument calls the next hook: the answer of a hook counts, also None."""
+        """Whether an argument calls the next hook: the result of a hook counts, also None."""
         self.does_nothing: bool = _does_nothing(method) or (self.how == "wrap" and getattr(method, _ABSTRACT, False))
         """Whether its own body is empty, or raises `NotImplementedError`."""
         self.advice: str = f'give results={{"{name}": "first"}}, or "together", "chain" or "wrap", or put @point on the method'
-        """What to do where several hooks answer."""
+        """What to do where several hooks return a result."""
         if nexts:
             does = f"{' or '.join(map(repr, nexts))} calls the next one, which would run several times"
             give = f'give results={{"{name}": "wrap"}}, or "together" if it does not'
@@ -269,7 +269,7 @@ class Lifecycle:
         return [each for each in self.points.values() if self.overrides(hook, each.name)]
 
     def check(self, hook: object, *, plain: bool = False) -> list[Point]:
-        """Return the methods that `hook` implements; raise unless it can be called as the lifecycle says.
+        """Return the methods that `hook` implements; raise unless it can be called as the interface says.
 
         With `plain`, coroutine methods may be plain functions.
 
@@ -426,7 +426,7 @@ def _argument_for(way: How, found: list[str], names: tuple[str, ...]) -> tuple[s
         return argument, "" if argument in names else f"it has no argument {argument!r}; {did_you_mean(argument, names)}"
     if len(found) == 1:
         return found[0] if found[0] in names else None, ""
-    does = "takes the answer" if way == "chain" else "calls the next"
+    does = "takes the result" if way == "chain" else "calls the next"
     choices = ", ".join(names) or "it has none"
     return None, f"it is not clear which argument {does}; name it with ah.{way}(argument=...): {choices}"
 
@@ -466,7 +466,7 @@ def _is_awaited(annotation: Any) -> bool:
 
 
 def _chained_names(annotations: Mapping[str, Any], answer: Any) -> list[str]:
-    """Return the parameters whose place an answer may take: the only one, those annotated as it is, or the last one."""
+    """Return the parameters that a result may replace: the only one, those annotated as it is, or the last one."""
     if len(annotations) == 1 or (answer is Any and all(one is inspect.Parameter.empty for one in annotations.values())):
         return [*annotations][-1:]
     same = [name for name, one in annotations.items() if _without_none(one) == _without_none(answer)]

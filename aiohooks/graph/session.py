@@ -63,7 +63,7 @@ class Session:
     """Runs the operations that a set of fetches needs: each once, independent ones at the same time.
 
     A run reads each variable once, at its start. When every operation has succeeded, the new values of variables and the
-    global step are committed together; a run that fails or is cancelled changes nothing. Runs of one session may overlap;
+    global step are committed together; a run that fails or is cancelled changes nothing. Runs of one session may be concurrent;
     only those of a monitored session take turns. If another run has replaced a variable that a run has read and replaces
     itself (`updates=`), its operations run once more, with the new value: no update is lost.
 

@@ -13,7 +13,7 @@ summaries            write for TensorBoard
 history              keep values in memory; plot them
 progress             show a progress bar, or lines
 profiler, timing     profile selected runs; measure the hooks and the event loop
-timeline             record what overlaps, as a trace
+timeline             record what runs when, as a trace
 watchdog             report stalls
 functions            make hooks of functions
 blocking             make hooks of objects with plain methods

@@ -49,7 +49,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The bars of one thing, which do not overlap, in order; `kind` is the category of its bars."""
+    """The bars of one thing, one at a time, in order; `kind` is the category of its bars."""
 
     name: str
     kind: str

@@ -25,7 +25,7 @@ from aiohooks.stores.base import StepStore
 class BlockingHook(SessionRunHook):
     """Calls the plain methods of any object as a hook, each in a worker thread, so that they may block.
 
-    In a `HookGroup` these are the methods of the lifecycle, called with what the caller gives and with the grace period of the
+    In a `HookGroup` these are the methods of its interface, called with what the caller gives and with the grace period of the
     group.
 
     In a session the object may have any of a hook's methods; those it lacks cost nothing. A hook written for TensorFlow runs
@@ -44,7 +44,7 @@ class BlockingHook(SessionRunHook):
     __aiohooks_blocking__ = "_obj"
 
     def __init__(self, obj: Any, *, grace_secs: float = DEFAULT_GRACE_SECS) -> None:
-        """Create a hook of the object.
+        """Create a hook of `obj`; `grace_secs` is the grace period.
 
         Raises:
             InvalidHookError: it has none of the methods, or one of them is a coroutine function.

@@ -47,7 +47,7 @@ class FinalOpsHook(SessionRunHook):
     """Runs `final_ops` when the session ends cleanly, and keeps the values in `final_ops_values`."""
 
     def __init__(self, final_ops: Any, *, feed_dict: Mapping[Any, Any] | None = None) -> None:
-        """Create the hook with fetches, nested at will (None: nothing), and what to feed them."""
+        """Create the hook with fetches, nested at will (None: nothing), and what to feed them, as `feed_dict`."""
         check_mapping(feed_dict, "feed_dict")
         self._final_ops = final_ops
         self._feed_dict = feed_dict

@@ -1,4 +1,4 @@
-"""Recording what overlaps in a session: the timeline of its last steps, or of a window of them."""
+"""Recording what runs concurrently in a session: the timeline of its last steps, or of a window of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MAX_ERROR = 200
 
 
 class TimelineHook(SessionRunHook):
-    """Records when each part of a session was active, as lanes: what overlaps, what waits, what holds the event loop.
+    """Records when each part of a session was active, as lanes: what is concurrent, pending, or blocks the event loop.
 
     There are lanes for the steps, the feeds, each operation, each hook and its background calls, the writes of checkpoints, waits
     that a stop ends (`coord.until`, `session.until`, turns of tasks that run the same session) and recoveries. A lane that is
@@ -323,7 +323,7 @@ class _Recorder:
         self._done.append(active)
 
     def attempt_began(self, step: int, attempt: int) -> None:
-        """Begin a step; those of a session do not overlap."""
+        """Begin a step; those of a session are never concurrent."""
         self._attempt = self._start("step", f"step {step}" if attempt == 1 else f"step {step}, attempt {attempt}")
         self._steps.append(_Step(step, self._attempt.began, self._dropped))
 

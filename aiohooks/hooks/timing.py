@@ -59,9 +59,9 @@ class PhaseTime:
 
 
 class Blocker(NamedTuple):
-    """The code that an event loop was running when it had been blocked for `secs`: file, line and function.
+    """The code that an event loop was running, at the time of `step`, when it had been blocked for `secs`.
 
-    `step` is the step at that time.
+    `where` is its file, line and function.
     """
 
     where: str

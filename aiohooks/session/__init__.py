@@ -4,7 +4,7 @@
 `monitored.py` first: it has one run on one screen. Each of these imports only from those above it:
 
     status          the status of a session, as a value and as text
-    _state          SessionState: the phase, the run, the tasks, and what is requested; all parts share it
+    _state          SessionState: how far it is, the run, the tasks, and what is requested; all parts share it
     coordinator     Coordinator: background tasks, the stop, the drain before it and the first error; the public view of the state
     hook            SessionRunHook, and the arguments and results of its methods
     creators        the sources of a session; Scaffold, and how raw sessions are created and restored

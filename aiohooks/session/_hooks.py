@@ -1,7 +1,7 @@
 """The hooks of one session: checked once, sorted once, called method by method; and what they ask of a run.
 
 `begin`, `end` and `close` are called one hook after the other; `after_create_session`, `before_run` and `after_run` of all
-hooks of one `order` overlap.
+hooks of one `order` run concurrently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a session, in one place: its phase, its run, its tasks, and what is requested of it.
+"""The state of a session, in one place: how far it is, its run, its tasks, and what is requested of it.
 
 `Coordinator` is the public view of it. Every part of a session reads it and writes what is the part's to decide; it knows none of
 them, and they know each other in one direction only: the docstring of the package has their order.

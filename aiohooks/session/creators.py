@@ -380,7 +380,9 @@ class WorkerSessionCreator(_Creator):
         max_wait_secs: float | None = 1800.0,
         session_factory: Callable[..., Session] = Session,
     ) -> None:
-        """Create no session yet. Arguments like `ChiefSessionCreator`; `max_wait_secs` limits the wait (None: no limit).
+        """Create no session yet. `max_wait_secs` limits the wait (None: no limit).
+
+        `graph`, `scaffold`, `global_step`, `variables` and `session_factory` are those of `ChiefSessionCreator`.
 
         Raises:
             InvalidArgumentError: there are neither shared variables nor a store for several processes.

@@ -341,11 +341,11 @@ class FeedsAhead(_Source, Waiting):
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has an answer: an element, a failure or the end."""
+        """Whether `take` has a result: an element, a failure or the end."""
         return bool(self._left) or self._failure is not None or self._ended
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
-        """Wait until `take` has an answer. No element is lost with this wait."""
+        """Wait until `take` has a result. No element is lost with this wait."""
         while not self.is_ready:  # another task may be faster
             await wait_for(self._wait_ready())
 

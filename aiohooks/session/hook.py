@@ -5,9 +5,9 @@ The life of a hook, as its session calls it:
     begin()                                     once, before the session exists; may add to the graph
     after_create_session(session, coord)        after each creation, so again after a recovery
     loop:
-        before_run(run_context)                 all hooks overlap; may add fetches and feeds
+        before_run(run_context)                 all hooks concurrently; may add fetches and feeds
         ... the run ...
-        after_run(run_context, run_values)      all hooks overlap, each gets its own results; not if the run failed
+        after_run(run_context, run_values)      all hooks concurrently, each gets its own results; not if the run failed
     end(session)                                once, on a clean end, while the session is still open
     close(exc)                                  once, however it ended, if `begin` was started
 """
@@ -129,11 +129,11 @@ class SessionRunHook(Hook):
         """
 
     async def before_run(self, run_context: SessionRunContext, /) -> SessionRunArgs | None:
-        """Called before each attempt of a run, overlapping with the other hooks; return fetches and feeds to add, or None."""
+        """Called before each attempt of a run, concurrently with the other hooks; return fetches and feeds to add, or None."""
         return None
 
     async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues, /) -> None:
-        """Called after each successful run, overlapping with the other hooks; not called when the run failed."""
+        """Called after each successful run, concurrently with the other hooks; not called when the run failed."""
 
     async def end(self, session: Session, /) -> None:
         """Called once at a clean end, in registration order, with the session still open."""

@@ -78,7 +78,7 @@ class AsyncMonitoredSession(Requests):
     error reaches the caller as the same object, without `end`. In any case `close` of every hook is called once, background
     tasks are ended and the raw session is closed.
 
-    Runs do not overlap: several tasks may call `run`, they take turns. A cancellation is never swallowed; cleanup is shielded
+    Runs are not concurrent: several tasks may call `run`, they take turns. A cancellation is never swallowed; cleanup is shielded
     from it, for at most the grace period.
     """
 
@@ -187,7 +187,7 @@ class AsyncMonitoredSession(Requests):
             lock.release(scope)
 
     async def _run_once(self, scope: RunScope, request: SessionRunArgs, attempt: int) -> Any:
-        """Make one attempt of a run, which the state's `waits` can end: hooks and operations that may wait overlap."""
+        """Make one attempt of a run, which the state's `waits` can end: hooks and operations that may wait are concurrent."""
         state, supervisor, hooks, options = self._state, self._supervisor, self._hooks, request[2]
         waits = state.waits
         if self._feeds.set_back and current_task() in self._feeds.set_back:
@@ -202,7 +202,7 @@ class AsyncMonitoredSession(Requests):
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
-            asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)  # all hooks, overlapping
+            asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)  # all hooks, concurrently
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
             build = None if merged is None else merged.build
@@ -327,7 +327,7 @@ class AsyncMonitoredSession(Requests):
         """
         state, lock, supervisor, callbacks = self._state, self._run_lock, self._supervisor, self._shutdown.callbacks
         if state.phase != "new":
-            raise SessionClosedError(f"this session is {state.phase}: it is entered once; make a new one")
+            raise SessionClosedError(f"this session is {state.phase}: sessions are single-use: make a new one")
         state.label = f"session {state.name or current_task().get_name()!r}"
         state.whole.bind()
         self._hooks.hold()
@@ -471,7 +471,7 @@ class AsyncMonitoredSession(Requests):
 
 
 class AsyncSingularMonitoredSession(AsyncMonitoredSession):
-    """A monitored session that never recovers: every error reaches the caller. It has the same arguments, without `recovery`."""
+    """A monitored session that never recovers: every error reaches the caller. `options` are the usual ones but `recovery`."""
 
     def __init__(
         self, source: Source, hooks: Iterable[SessionRunHook | HookRegistration] = (), **options: Unpack[SessionOptions]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
+from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._aio.cancel import running_loop
@@ -22,6 +25,7 @@ else:
     _new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
+_FOLDED = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(asyncio.__file__), f"uvloop{os.sep}")
 
 if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
     from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +42,9 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
 
 
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-    """Run `main(*args)` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
+    """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
+
+    An error that nothing catches is printed without the frames of the library and asyncio; `python -X dev` shows all.
 
     Returns:
         The result of `main`.
@@ -49,6 +55,15 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`, not `run(main(...))`.
         WrongLoopError: an event loop is running already, as in a notebook; write `await main(...)` there.
     """
+    try:
+        return _run(main, args)
+    except BaseException:
+        if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
+            sys.excepthook = _print_folded
+        raise
+
+
+def _run(main: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
     check_callable(main, "main")
     if not is_coroutine_function(main):
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`)")
@@ -74,6 +89,21 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
     if number is not None and result is None:
         _exit_by_signal(number)
     return result
+
+
+def _print_folded(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+    # The error itself keeps all frames: a debugger finds them.
+    shown = traceback.TracebackException(kind, error, tb)
+    _fold(shown)
+    print("(frames of aiohooks and asyncio are left out; `python -X dev` shows them)", file=sys.stderr)
+    shown.print()
+
+
+def _fold(shown: traceback.TracebackException | None) -> None:
+    if shown is not None:
+        shown.stack[:-1] = [frame for frame in shown.stack[:-1] if not frame.filename.startswith(_FOLDED)]
+        for one in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
+            _fold(one)
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:

@@ -18,7 +18,7 @@ MAX_STEP = 2**53 - 1
 
 
 class Position(NamedTuple):
-    """Where a run is: the step, and the epoch it counts in. Ordered; every reset begins a new epoch."""
+    """Where a run is: `step`, and the `epoch` it counts in. Ordered; every reset begins a new epoch."""
 
     epoch: int
     step: int

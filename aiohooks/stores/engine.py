@@ -81,7 +81,7 @@ class Engine(abc.ABC):
 
 @dataclass(frozen=True, slots=True)
 class EngineLink:
-    """What a store offers to its engine. Everything is called in the store's event loop."""
+    """Made by a store for its engine. Everything is called in the store's event loop."""
 
     run: str
     """The name of the run."""

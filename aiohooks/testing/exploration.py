@@ -71,7 +71,7 @@ class ExplorationError(AssertionError):
 
 
 class Explored(NamedTuple):
-    """What was explored: how many schedules, the steps of tasks in them, and how often there was each kind of disturbance."""
+    """The result of `explore`: how many `schedules`, the `steps` of tasks in them, the number of `disturbances` by kind."""
 
     schedules: int
     steps: int
@@ -210,7 +210,7 @@ def may_happen(event: Callable[[], object], name: str = "") -> AbstractContextMa
 
 
 def always(check: Callable[[], object]) -> AbstractContextManager[None]:
-    """Call a function at every wait while the block is active, in an exploration; it asserts what must always hold.
+    """Call `check` at every wait while the block is active, in an exploration; it asserts what must always hold.
 
     Example: `with always(account.check_balance): ...`.
     """

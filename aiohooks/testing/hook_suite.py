@@ -38,7 +38,7 @@ _RUNS = 3
 _CANCELLED = "cancelled"
 _NO_PAUSES = RecoveryPolicy(backoff=Backoff(initial_secs=0))
 _OVERLAP = ("none", "first", "chain", "together", "merge")
-"""Ways in which an answer of None changes nothing for the other hooks."""
+"""Ways in which a result of None changes nothing for the other hooks."""
 _Faults = Mapping[tuple[str, int], BaseException | Callable[[], Any]]
 """What another hook raises or calls, by method and number of the call in a session; in a group each has one call."""
 _NO_FAULTS: _Faults = {}
@@ -64,7 +64,7 @@ class _SessionCase(NamedTuple):
     async def make_calls(
         self, hook: Any, faults: _Faults = _NO_FAULTS, *beside: SessionRunHook, suspend: bool | None = True, runs: int = _RUNS
     ) -> None:
-        """Use the hook in a session, alone if `suspend` is None, or between others; with `suspend` they overlap."""
+        """Use the hook in a session, alone if `suspend` is None, or between others, with which it is then concurrent."""
         before, after = (RecordingHook(name, suspend=bool(suspend)) for name in ("before", "after"))
         hooks = [hook] if suspend is None else [before, hook, FaultInjectionHook(faults), *beside, after]
         async with AsyncMonitoredSession(self.make_source(), hooks, recovery=_NO_PAUSES) as session:
@@ -93,7 +93,7 @@ class _GroupCase(NamedTuple):
         return {name: points[name] for name in (*self.calls, *lifecycle.members) if name in points}
 
     async def make_calls(self, hook: Any, faults: _Faults = _NO_FAULTS, *, suspend: bool | None = True) -> None:
-        """Make all calls of the hook, alone if `suspend` is None, or between others; with `suspend` they overlap."""
+        """Make all calls of the hook, alone if `suspend` is None, or between others, with which it is then concurrent."""
         points = self.methods(hook)
         beside = [] if suspend is None else [each for each in points.values() if each.how in _OVERLAP]
         before, after = (_hook_beside(beside, each, suspend) for each in (faults, _NO_FAULTS))
@@ -129,7 +129,7 @@ _Case = _SessionCase | _GroupCase
 
 
 def _hook_beside(points: Iterable[Point], faults: _Faults, suspend: bool | None) -> Any:
-    """Return a hook with these methods, which answer None."""
+    """Return a hook with these methods, which return None."""
 
     def method_of(each: Point) -> Callable[..., Any]:
         def call_plain(*_: object, **__: object) -> None:

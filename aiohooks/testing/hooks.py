@@ -29,7 +29,7 @@ class RecordingHook(SessionRunHook):
         feed_dict: Mapping[Any, Any] | None = None,
         suspend: bool = False,
     ) -> None:
-        """Make a hook that asks for the given fetches and feeds; with `suspend` every method suspends once."""
+        """Make a hook that asks for `fetches` and `feed_dict`; with `suspend` every method suspends once."""
         self.name = name
         self.record: list[tuple[str, str]] = [] if record is None else record
         self.results: list[Any] = []
@@ -80,7 +80,7 @@ for _phase in HOOK_METHODS:
 
 
 class FaultInjectionHook(RecordingHook):
-    """At the n-th call of a phase, raises an error, or calls a function without arguments, plain or async.
+    """At the n-th call of a method, raises an error, or calls a function without arguments, plain or async.
 
     Example: `FaultInjectionHook({("before_run", 2): AbortedError("lost")})` loses the second run once.
     """
@@ -88,16 +88,16 @@ class FaultInjectionHook(RecordingHook):
     def __init__(
         self, faults: Mapping[tuple[str, int], BaseException | Callable[[], Any]], name: str = "fault", **options: Any
     ) -> None:
-        """Take the faults by phase and number of the call, counted from 1; `options` as for `RecordingHook`.
+        """Take `faults` by method and number of the call, counted from 1; `options` as for `RecordingHook`.
 
         Raises:
-            InvalidArgumentError: a phase does not exist, or a number is below 1.
+            InvalidArgumentError: a method does not exist, or a number is below 1.
         """
         super().__init__(name, **options)
         for phase, number in faults:
             if phase not in HOOK_METHODS or number < 1:
                 raise InvalidArgumentError(
-                    f"({phase!r}, {number!r}) is no call; give a phase ({', '.join(HOOK_METHODS)}) and a number from 1 on"
+                    f"({phase!r}, {number!r}) is no call; give a method ({', '.join(HOOK_METHODS)}) and a number from 1 on"
                 )
         self._faults = dict(faults)
         self._counts: dict[str, int] = dict.fromkeys(HOOK_METHODS, 0)

@@ -95,7 +95,7 @@ async def test_a_loop_that_does_not_stop_is_cancelled(cancelled: bool, caplog: p
 
 
 async def test_a_lifespan_is_entered_once() -> None:
-    """A session is entered once, so the lifespan of its service is too."""
+    """Sessions are single-use, so the lifespan of its service is too."""
     async with serving() as one:
         with pytest.raises(SessionClosedError, match=r"session trainer was started before.* in a function"):
             await one.service.lifespan().__aenter__()

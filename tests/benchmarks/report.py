@@ -153,25 +153,20 @@ def merged(reports: Sequence[Report], rows: Container[str]) -> list[Report]:
 
 
 def markdown(reports: Sequence[Report], compared: Sequence[str]) -> str:
-    """Format one table of the figures, a column for each report, then one of the times."""
+    """Format a table of the figures, with a column for each report, and the times of the first."""
     works = {(result.row, result.work): result for report in reports for result in report.results if result.missing is None}
     cores = max(report.cores or 0 for report in reports)
     packages = {name: version for report in reports for name, version in report.packages.items()}
     versions = ", ".join(f"{name} {packages[name]}" for name in compared if name in packages)
     titles = [report.title for report in reports]
-    figures = [["work: ours / theirs", "bar", *titles]]
-    times = [["microseconds: ours / theirs", *titles]]
+    figures = [["work: ours / theirs", "bar", *titles, f"us, {titles[0]}"]]
     for (row, work), like in works.items():
         found = [_result(report, row, work) for report in reports]
-        figures.append([work, _bar(like).replace("<=", "≤ "), *map(_figure_cell, found)])
-        times.append([work, *map(_times_cell, found)])
-    return "\n\n".join(
-        [
-            f"Measured on {cores} cores shared with other work; {versions}. **Bold** is above the bar; - was not measured there.",
-            "\n".join(_table(figures)),
-            "\n".join(_table(times)),
-        ]
+        figures.append([work, _bar(like).replace("<=", "≤ "), *map(_figure_cell, found), _times_cell(found[0])])
+    measured = (
+        f"Measured on {cores} cores shared with other work; {versions}. **Bold** is above the bar; - was not measured there."
     )
+    return "\n\n".join([measured, "\n".join(_table(figures))])
 
 
 def _result(report: Report, row: str, work: str) -> Result | None:

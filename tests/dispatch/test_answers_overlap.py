@@ -169,7 +169,7 @@ async def test_what_losers_do_when_they_are_cancelled(caplog: pytest.LogCaptureF
         clock.advance(3)
         assert await call == "answer"
     failed, left = caplog.records
-    assert failed.getMessage() == "fails.race failed, but Waits.race has answered"
+    assert failed.getMessage() == "fails.race failed, but Waits.race has returned a result"
     assert failed.exc_info is not None
     assert isinstance(failed.exc_info[1], OSError)
     assert left.getMessage().startswith("ignores.race still runs 3 s after its cancellation")

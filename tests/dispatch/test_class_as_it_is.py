@@ -209,7 +209,7 @@ async def test_any_class_is_a_lifecycle(kind: Any, init: dict[str, Any] | None) 
         (Model, {"number": "x"}, ("Model", "init={'number': 'x'}", "valid integer")),
         (Tuple, {"number": 1}, ("Tuple", "derives from tuple", "give a class")),
         *[
-            (types.new_class("Made", (On, base)), None, ("Made cannot be a lifecycle", "derives from", "no value can"))
+            (types.new_class("Made", (On, base)), None, ("Made cannot be a hook interface", "derives from", "no value can"))
             for base in (dict, str, enum.Enum, Exception)
         ],
         (Member, None, ("Member", "derives from Enum")),
@@ -373,7 +373,7 @@ async def test_methods_that_a_class_leaves_out() -> None:
     group.remove(second)
     await hooks.run_async("z")
     assert seen == ["x", "x"]
-    with refused(InvalidHookError, "Audit#1.choose and Audit#2.choose both answer"):
+    with refused(InvalidHookError, "Audit#1.choose and Audit#2.choose both return a result"):
         ah.compose(Runs, [Audit(seen), Audit(seen)], methods=["choose"])
 
 

@@ -241,7 +241,7 @@ def without_arguments() -> None: ...
 async def test_methods_that_have_no_list_of_answers_are_refused() -> None:
     """`call` takes coroutine methods whose hooks are independent of each other."""
     group = ah.HookGroup(AgentHooks, [Answering("a")])
-    with refused(ah.errors.InvalidArgumentError, "call_tool has no list of answers", "group.hooks.call_tool"):
+    with refused(ah.errors.InvalidArgumentError, "call_tool has no list of results", "group.hooks.call_tool"):
         await group.call(AgentHooks.call_tool, "x", tool)
 
 

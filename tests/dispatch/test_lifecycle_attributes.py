@@ -100,7 +100,9 @@ def test_one_way_for_all_methods_leaves_those_that_cannot(how: Literal["wrap", "
             return "hook"
 
     assert ah.compose(Lifecycle, [Labelled(), First()], results=how).label() == "hook"
-    with pytest.raises(InvalidHookError, match=r"Labelled#1\.label and Labelled#2\.label both answer; give .*first.*wrap"):
+    with pytest.raises(
+        InvalidHookError, match=r"Labelled#1\.label and Labelled#2\.label both return a result; give .*first.*wrap"
+    ):
         ah.compose(Lifecycle, [Labelled(), Labelled()], results=how)
     with pytest.raises(InvalidHookError, match=rf"Lifecycle\.label cannot {how}"):
         ah.compose(Lifecycle, [Labelled()], results={"label": how})

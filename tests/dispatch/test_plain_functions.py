@@ -338,7 +338,7 @@ async def test_the_argument_that_is_special_is_that_of_the_functions() -> None:
     wrapped = ah.compose_functions([around, around], results="wrap")
     assert await wrapped(job, "a") == await wrapped(context="a", call_next=job) == "a<a<done>>"
     assert await ah.compose_functions([rewrite, rewrite], results=ah.chain(argument="message"))("hello", "Ada") == "hello!!"
-    with refused(InvalidHookError, "which argument takes the answer", "message, recipient"):
+    with refused(InvalidHookError, "which argument takes the result", "message, recipient"):
         ah.compose_functions([rewrite, rewrite], results="chain")
     with refused(InvalidHookError, "job", "cannot take the call", "call_next, context"):
         ah.compose_functions([around, job], results="wrap")

@@ -143,7 +143,7 @@ Make = Callable[[], object]
 ON = hook(on=coroutine)
 OBSERVING: Any = {"observer": True}
 DIFFERENT = hook(different=coroutine)
-UNCLEAR = "not clear which argument takes the answer", "ah.chain(argument=...)", "message, ctx"
+UNCLEAR = "not clear which argument takes the result", "ah.chain(argument=...)", "message, ctx"
 
 
 def made(kind: Any, *hooks: object, **options: Any) -> Make:
@@ -198,7 +198,7 @@ HOOKS: list[Any] = [
     (said(Calls, ON, disable_after=3), "disable_after of Observer is 3", 'on_error="log"'),
     (said(Calls, ON, on_error="log", retry_secs=3), "retry_secs of Observer is 3", "give disable_after"),
     (said(Calls, HookRegistration(ah.configure(ON))), "is a registration of a registration", "give the hook"),
-    # which argument takes the answer, or calls the next
+    # which argument takes the result, or calls the next
     (given(results={"answers": "race"}), "Calls.answers cannot race", 'give "first"'),
     *[
         (made(Layers, hook(**{name: coroutine}), results={name: "wrap"}), f"Layers.{name} cannot wrap", "not clear", choices)
@@ -209,7 +209,7 @@ HOOKS: list[Any] = [
         for way in (ah.wrap, ah.chain)
     ],
     (made(Layers, DIFFERENT, results={"different": "chain"}), "Layers.different cannot chain", *UNCLEAR),
-    (made(Layers, DIFFERENT, hook(different=coroutine), results="chain"), "#1.different and", "both answer", *UNCLEAR),
+    (made(Layers, DIFFERENT, hook(different=coroutine), results="chain"), "#1.different and", "both return a result", *UNCLEAR),
     (made(Layers, hook(get=function), hook(get=function), results="wrap"), "'get_response' calls", '"wrap" cannot hold'),
     (made(Calls, hook(count=coroutine), hook(count=coroutine)), "#1.count and", 'results={"count": "first"}', "@point"),
     # functions

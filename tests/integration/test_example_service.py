@@ -102,8 +102,8 @@ def started(*command: str) -> Iterator[ServiceProcess]:
         process.kill()
 
 
-def example(directory: Path) -> contextlib.AbstractContextManager[ServiceProcess]:
-    return started("examples/service.py", "--port", "0", "--checkpoint-dir", str(directory))
+def example(directory: Path, *options: str) -> contextlib.AbstractContextManager[ServiceProcess]:
+    return started("examples/service.py", "--port", "0", "--checkpoint-dir", str(directory), *options)
 
 
 MARKUP = "<img src=x onerror='window.hacked = 1'><script>window.hacked = 1</script>"
@@ -210,6 +210,7 @@ def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
     with example(tmp_path) as service, Chromium() as chromium:
         chromium.open(service.url)
         chromium.wait_until("document.documentElement.dataset.state === 'running'")
+        assert chromium.evaluate("getComputedStyle(document.querySelector('#controls')).display") == "none"
         service.send_rows(50)
         chromium.wait_until("document.querySelector('#figures dd').textContent === '50'")
         assert chromium.evaluate("document.querySelector('#charts figcaption span').textContent") == "loss"
@@ -232,6 +233,34 @@ def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
         service.signal(signal.SIGTERM)
         chromium.wait_until("document.documentElement.dataset.state === 'finished'")
         assert chromium.evaluate("document.querySelector('#notice').textContent") == "stop: the server received SIGTERM"
+        assert service.end()[0] == 0
+
+
+def test_the_buttons_control_the_session(tmp_path: Path) -> None:
+    """With controls the page has buttons, which the keyboard reaches: pause, resume on the same one, drain when confirmed."""
+    shown = "document.querySelector('#pause').textContent + ', ' + document.activeElement.id"
+    with example(tmp_path, "--controls") as service, Chromium() as chromium:
+        chromium.open(service.url, width=390)
+        chromium.wait_until("document.documentElement.dataset.state === 'running'")
+        assert chromium.evaluate("document.documentElement.scrollWidth") == 390
+        chromium.press("Tab")
+        chromium.press("Enter", "\r")
+        chromium.wait_until("document.documentElement.dataset.state === 'paused'")
+        assert chromium.evaluate(shown) == "Resume, pause"
+        assert "paused: a client asked for a pause" in chromium.evaluate("document.querySelector('#notice').textContent")
+        chromium.press("Enter", "\r")
+        chromium.wait_until("document.documentElement.dataset.state === 'running'")
+        assert chromium.evaluate(shown) == "Pause, pause"
+        chromium.press("Tab")
+        for answer in ("false", "true"):
+            chromium.evaluate(f"window.confirm = () => {answer}")
+            chromium.press("Enter", "\r")
+            if answer == "false":
+                assert service.ask("/training/health")[1]["state"] == "running"
+        disabled = "[...document.querySelectorAll('button')].map((one) => one.disabled).join()"
+        chromium.wait_until(f"document.documentElement.dataset.state === 'draining' && {disabled} === 'false,true'")
+        service.signal(signal.SIGTERM)
+        chromium.wait_until(f"{disabled} === 'true,true'")
         assert service.end()[0] == 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from tests.support.pictures import LAYERS
 from tests.support.source import PACKAGE, ROOT, Import, defined_names, imports, modules, python_files, tree
 from tests.support.versions import CORE, requirements
 
@@ -100,6 +101,17 @@ def test_imports_go_one_way() -> None:
     """A package imports only from those above it, on a module's own level, inside functions and for annotations alike."""
     wrong = [one for one in inside("top", "inner", "types") if position(one.module) > position(one.importer)]
     assert not wrong, lines(wrong)
+
+
+def test_the_picture_shows_the_order() -> None:
+    """In the picture of the architecture page no package imports from its own row or one above."""
+    rows = {name: number for number, (names, _) in enumerate(LAYERS) for name in names.split(", ")}
+    assert set(rows) == set(PACKAGES) - {"__init__", "__main__"}
+    ends = [(package(one.importer), package(one.module)) for one in inside("top", "inner", "types")]
+    wrong = {
+        (importer, used) for importer, used in ends if importer in rows and importer != used and rows[importer] >= rows[used]
+    }
+    assert wrong == set()
 
 
 def test_imports_make_no_circle() -> None:

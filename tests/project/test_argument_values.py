@@ -337,7 +337,7 @@ VALUES: list[Case] = [
     (remote_store, {"max_outage_secs": -3}, "max_outage_secs", ""),
     (remote_store, {"run": ""}, "run=", ""),
     *((LocalStepStore, {"directory": bad}, "give the path of a directory", "") for bad in ("", 3, b"", "local:///run")),
-    (FaultInjectionHook, {"faults": {("run", 1): OSError()}}, "('run', 1) is no call", "give a phase (begin,"),
+    (FaultInjectionHook, {"faults": {("run", 1): OSError()}}, "('run', 1) is no call", "give a method (begin,"),
     (FaultInjectionHook, {"faults": {("begin", 0): OSError()}}, "('begin', 0) is no call", "from 1 on"),
 ]  # fmt: skip
 

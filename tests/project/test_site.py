@@ -19,6 +19,7 @@ from tests.support.site import (
     attribute_docstrings,
     documented,
     entries,
+    is_constructor_hidden,
     packages,
     write_sources,
 )
@@ -53,6 +54,25 @@ def test_the_attributes_of_a_session_are_described() -> None:
     """Each public attribute of a raw session is followed by a docstring."""
     described = {name for owner, name, _ in attribute_docstrings() if owner == "Session"}
     assert {name for name in vars(ah.Session(ah.Graph())) if not name.startswith("_")} <= described
+
+
+def test_every_constructor_argument_is_described() -> None:
+    """Each argument that the site shows is in the docstring of the class, its constructor or function, or has one of its own."""
+    own = {(owner, name) for owner, name, _ in attribute_docstrings()}
+    shown: list[str] = []
+    missing: list[str] = []
+    for path, thing in ((path, thing) for things in entries().values() for path, thing in things.items()):
+        if is_constructor_hidden(thing):
+            continue
+        classes = [each for each in thing.__mro__ if each is not object] if inspect.isclass(thing) else []
+        text = "\n".join(inspect.getdoc(each) or "" for each in (thing, *([thing.__init__, thing.__new__] if classes else ())))
+        for name in inspect.signature(thing).parameters:
+            shown.append(f"{path}({name})")
+            described = re.search(rf"^ *(\w+, )*\*{{0,2}}{name}(, \w+)*( \(.*\))?:|`{name}`", text, re.MULTILINE)
+            if not described and not any((each.__name__, name) in own for each in classes):
+                missing.append(shown[-1])
+    assert missing == [], f"{len(missing)} of {len(shown)} arguments are not described"
+    assert len(shown) > 500
 
 
 def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:

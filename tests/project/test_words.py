@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from pathlib import Path
@@ -59,14 +60,20 @@ WORDS: dict[str, str] = {
 _ANY = "|".join(f"({word})" for word in WORDS).replace(" ", r"\s+")
 PATTERN = re.compile(rf"(?<![A-Za-z0-9])(?:{_ANY})(?![A-Za-z0-9])", re.IGNORECASE)
 
-# On pages, in prose. What the field calls otherwise may stay in records of decisions, and where the glossary explains it.
+# In the prose of pages, docstrings and messages. Names in the code may stay, and so may records of decisions and the glossary.
 OF_THE_FIELD: dict[str, str] = {
-    r"overlap\w*": "run concurrently, concurrent",
+    r"(?<!memory )(?<!arrays )overlap\w*": "run concurrently, concurrent",
     r"composites?": "composed object",
-    r"lifecycles?(?! of a session)": "hook interface",
+    r"lifecycles?(?! of a session|: )": "hook interface",
     r"what waits": "what is concurrent, what is pending",
     r"tried so": "simulated",
+    r"entered once": "single-use",
+    r"own machine": "local machine",
+    r"no choice for good": "not locked in",
+    r"(?:both|hooks|methods that) answer|answers? (?:of|that|which) (?:hooks?|several|counts?|is not None)": "result",
 }
+MODULES = re.compile(r"^ *\w+  +", re.MULTILINE)
+"""The name of a module or class in a list of them."""
 
 NO_PROSE = re.compile(r"^ *```.*?^ *```$|`[^`]*`|\]\([^)]*\)|^# .*?$|also called a lifecycle", re.MULTILINE | re.DOTALL)
 """Code, the targets of links, titles."""
@@ -126,9 +133,24 @@ def test_pages_say_what_the_field_says() -> None:
     """A reader who knows callbacks and plugins meets their words: concurrent, result, hook interface."""
     others = {"decisions", "tensorflow-tests.md"}
     pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if not others & {*page.parts})]
-    found: list[str] = []
-    for page in pages:
-        text = NO_PROSE.sub("", page.read_text(encoding="utf-8"))
-        for word, instead in OF_THE_FIELD.items():
-            found += [f"{page.name}: {match[0]} -> {instead}" for match in re.finditer(rf"\b{word}\b", text, re.IGNORECASE)]
+    found = [use for page in pages for use in _unusual(page, NO_PROSE.sub("", page.read_text(encoding="utf-8")))]
     assert found == []
+
+
+def test_docstrings_and_messages_say_what_the_field_says() -> None:
+    """What a program prints, and what an editor shows, has the words of the pages."""
+    found: list[str] = []
+    for path in sorted((ROOT / "aiohooks").rglob("*.py")):
+        texts = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant))
+        prose = (MODULES.sub("", text) for text in texts if isinstance(text, str) and " " in text)
+        found += [use for text in prose for use in _unusual(path, NO_PROSE.sub("", text))]
+    assert found == []
+
+
+def _unusual(path: Path, text: str) -> list[str]:
+    """Return the words in `text` for which the field has others."""
+    return [
+        f"{path.name}: {match[0]} -> {instead}"
+        for word, instead in OF_THE_FIELD.items()
+        for match in re.finditer(rf"(?<![\w.])(?:{word})(?!\w)", text, re.IGNORECASE)
+    ]

@@ -237,7 +237,7 @@ async def test_a_session_is_entered_once(how: str) -> None:
     says = "this session is open" if how == "open" else "this session is closed"
 
     async def enter(_: object = None) -> None:
-        with refused(ah.errors.SessionClosedError, says, "entered once", "make a new one"):
+        with refused(ah.errors.SessionClosedError, says, "single-use", "make a new one"):
             await session.__aenter__()
 
     hooks = [hook, PhaseHook("begin" if "failed" in how else "?", raises_after(0, OSError("no network")))]

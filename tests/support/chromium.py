@@ -85,6 +85,11 @@ class Chromium:
             "observer.observe(document, { subtree: true, childList: true, attributes: true, characterData: true }); check(); })"
         )
 
+    def press(self, key: str, text: str = "") -> None:
+        """Press and release a key; `text` is what it enters."""
+        self._call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, text=text)
+        self._call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key)
+
     def screenshot(self, path: Path) -> None:
         """Write a screenshot as a PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))

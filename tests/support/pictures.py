@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tests.support.source import ROOT
 
 DOCS = ROOT / "docs"
-WIDTH, LABELS, ROW = 720, 250, 26
+WIDTH, ROW = 400, 42
 STYLE = (
     "<style>.chart{--ink:var(--color-foreground-primary,#1f2328);--dim:var(--color-foreground-muted,#59636e);"
     "--bar:#9aa7b5;--ours:#2563eb}"
@@ -36,21 +36,21 @@ class Bar(NamedTuple):
 def chart(title: str, bars: Sequence[Bar]) -> str:
     """Return horizontal bars, each with its value."""
     most = max(bar.value for bar in bars)
-    room = WIDTH - LABELS - 90
+    room = WIDTH - 80
     lines = [f'<text class="title" x="0" y="16">{html.escape(title)}</text>']
-    for number, bar in enumerate(bars, 1):
-        y, width, kind = number * ROW, max(2.0, bar.value / most * room), "ours" if bar.is_ours else "theirs"
+    for number, bar in enumerate(bars):
+        y, width, kind = 28 + number * ROW, max(2.0, bar.value / most * room), "ours" if bar.is_ours else "theirs"
         lines += [
-            f'<text x="{LABELS - 8}" y="{y + 17}" text-anchor="end">{html.escape(bar.label)}</text>',
-            f'<rect class="{kind}" x="{LABELS}" y="{y + 4}" width="{width:.0f}" height="18" rx="2"/>',
-            f'<text class="dim" x="{LABELS + width + 6:.0f}" y="{y + 17}">{html.escape(bar.text)}</text>',
+            _text(0, y + 13, bar.label, "name"),
+            f'<rect class="{kind}" x="0" y="{y + 18}" width="{width:.0f}" height="14" rx="2"/>',
+            _text(round(width) + 6, y + 30, bar.text, "dim"),
         ]
-    return drawing(title, WIDTH, (len(bars) + 1) * ROW, lines)
+    return drawing(title, 28 + len(bars) * ROW, lines)
 
 
-def drawing(title: str, width: int, height: int, lines: Sequence[str]) -> str:
+def drawing(title: str, height: int, lines: Sequence[str]) -> str:
     """Return a picture with a title for those who do not see it."""
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     head = f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     return "\n".join([head, f"<title>{html.escape(title)}</title>", STYLE, *lines, "</svg>", ""])
 
@@ -80,16 +80,18 @@ def wakes() -> str:
 
 
 LAYERS = (
-    ("_command_line, adapters, testing", "the command aiohooks; ASGI, OpenTelemetry, Prometheus, trainers; helpers for tests"),
-    ("distributed, training", "launchers; monitored_training_session"),
-    ("hooks", "the built-in hooks: users of the public hook contract"),
-    ("session", "the monitored session: run, recovery, stop, shutdown"),
-    ("graph, checkpoint, version_gate", "one run, all or nothing; what is saved; bounded staleness"),
-    ("dispatch, stores", "several hooks called as one; the global step, over processes: local, Redis, NATS, Ray"),
-    ("_aio", "what asyncio lacks: clock, tasks and contexts of calls, shield, backoff"),
-    ("errors, _validate, _diagnostics", "the error tree; checks of arguments; where tasks wait"),
+    ("adapters, testing, _command_line", "ASGI, OpenTelemetry, trainers; for tests; aiohooks"),
+    ("training, distributed", "monitored_training_session; launchers"),
+    ("hooks", "the built-in hooks: users of the hook contract"),
+    ("session", "the monitored session: run, recovery, shutdown"),
+    ("graph", "one run, all or nothing; variables"),
+    ("checkpoint, version_gate", "what is saved, and how; bounded staleness"),
+    ("dispatch, stores", "several hooks called as one; the global step"),
+    ("_aio", "what asyncio lacks: clock, tasks of calls, shield"),
+    ("_validate, _diagnostics, _lazy", "checks of arguments; where tasks wait"),
+    ("errors", "the error tree, and what a clean end is"),
 )
-"""The packages, each of which imports from those below it only."""
+"""The packages, each of which imports from those in the rows below only."""
 
 
 def architecture() -> str:
@@ -97,12 +99,42 @@ def architecture() -> str:
     lines: list[str] = []
     for number, (names, text) in enumerate(LAYERS):
         y = number * 46
-        lines += [
-            f'<rect class="box" x="1" y="{y + 1}" width="{WIDTH - 2}" height="38" rx="4"/>',
-            f'<text class="title" x="12" y="{y + 17}">{html.escape(names)}</text>',
-            f'<text class="dim" x="12" y="{y + 33}">{html.escape(text)}</text>',
-        ]
-    return drawing("The packages of aiohooks: each imports from those below it only", WIDTH, len(LAYERS) * 46, lines)
+        lines += [_box(1, y + 1, WIDTH - 2, 38), _text(12, y + 17, names, "title"), _text(12, y + 33, text, "dim")]
+    return drawing("The packages of aiohooks: each imports from those below it only", len(LAYERS) * 46, lines)
+
+
+WAKE_UP = (
+    ("Process B waits", "StepStore.wait_for(100)", "called by GlobalStepWaiterHook"),
+    ("", "WaitRegistry.wait", "a future, parked under 100"),
+    ("", "subscribe", "its slot in the run's file := 101"),
+    ("Process A advances", "SharedStepStore.advance", "lock the run's file (flock)"),
+    ("", "read, validate, write", "step := 100"),
+    ("", "is a slot due?", "yes: write the notifying file"),
+    ("Process B, by inotify", "_on_inotify", "the event loop reads the record"),
+    ("", "WaitRegistry.observe", "future.set_result(100)"),
+)
+
+
+def wake_up() -> str:
+    """Return what a step of one process does for a waiter in another, from top to bottom."""
+    lines: list[str] = []
+    y = x = 0
+    for process, name, text in WAKE_UP:
+        if process:
+            x = 100 if "A" in process else 1
+            lines.append(_text(x, y + 18, process, "title"))
+            y += 26
+        lines += [_box(x, y + 1, 270, 38), _text(x + 11, y + 17, name, "name"), _text(x + 11, y + 33, text, "dim")]
+        y += 46
+    return drawing("A step of one process ends the wait of another", y, lines)
+
+
+def _box(x: int, y: int, width: int, height: int) -> str:
+    return f'<rect class="box" x="{x}" y="{y}" width="{width}" height="{height}" rx="4"/>'
+
+
+def _text(x: int, y: int, text: str, kind: str) -> str:
+    return f'<text class="{kind}" x="{x}" y="{y}">{html.escape(text)}</text>'
 
 
 def pictures() -> dict[str, str]:
@@ -111,6 +143,7 @@ def pictures() -> dict[str, str]:
         "architecture.svg": architecture(),
         "dispatch-concurrent.svg": dispatchers(1, "Two hooks that wait 50 ms each, in milliseconds"),
         "dispatch-cost.svg": dispatchers(6, "A call of eight hooks that do not wait, in microseconds"),
+        "wake-up.svg": wake_up(),
         "wakes.svg": wakes(),
     }
 

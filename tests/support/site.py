@@ -139,6 +139,12 @@ def public_bases(cls: type[Any]) -> list[type[Any]]:
     return [base for base in cls.__bases__ if base in documented()]
 
 
+def is_constructor_hidden(thing: Any) -> bool:
+    """Return whether users do not call it: protocols, errors, and classes whose docstring names their creator."""
+    made = re.search(r"\b(made|created|returned) by\b", inspect.getdoc(thing) or "", flags=re.IGNORECASE)
+    return inspect.isclass(thing) and bool(made or issubclass(thing, BaseException) or getattr(thing, "_is_protocol", False))
+
+
 @functools.cache
 def attribute_docstrings() -> tuple[tuple[str, str, str], ...]:
     """Return the docstrings below what the classes of the library and their methods assign: class, attribute, text."""

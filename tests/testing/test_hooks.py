@@ -82,5 +82,5 @@ async def test_a_fault_may_be_a_call() -> None:
 @pytest.mark.parametrize("call", [("no_phase", 1), ("begin", 0)])
 def test_an_invalid_call_is_refused(call: tuple[str, int]) -> None:
     """A fault for a phase that does not exist, or for a call before the first, is refused with the phases there are."""
-    with pytest.raises(ah.errors.InvalidArgumentError, match=r"give a phase \(begin, .*, close\) and a number from 1 on"):
+    with pytest.raises(ah.errors.InvalidArgumentError, match=r"give a method \(begin, .*, close\) and a number from 1 on"):
         FaultInjectionHook({call: OSError("never raised")})

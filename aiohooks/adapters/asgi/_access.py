@@ -101,7 +101,7 @@ class AccessPolicy:
         reason = _reason_not_local(scope)
         if reason is None:
             return None
-        rule = "only clients on the service's own machine are served, unless it has a token and TLS, or allow_remote=True"
+        rule = "only clients on the service's local machine are served, unless it has a token and TLS, or allow_remote=True"
         return error_reply(403, "not_local", f"{reason}: {rule}")
 
     def check_client(self, scope: Mapping[str, Any]) -> JsonReply | None:

@@ -63,7 +63,7 @@ class SessionRunner:
         """
         if self._task is not None:
             raise SessionClosedError(
-                f"the service of {self._label} was started before, and a session is entered once; make service, session and "
+                f"the service of {self._label} was started before, and sessions are single-use; make service, session and "
                 "application in a function, and call it for each server and each test (uvicorn --factory module:function)"
             )
         self._task = asyncio.get_running_loop().create_task(self._run(), name="the session of a service")

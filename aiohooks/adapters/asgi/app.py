@@ -123,7 +123,7 @@ class SessionService:
             drain_secs: how long the session may finish what it has under way, after such a signal, the server's end or
                 `POST drain`, before it is stopped: `session.request_drain`. A second signal stops it. None: no drain, except by
                 `POST drain`, for which there is no limit then.
-            controls: whether clients that may see the session may also pause, resume and drain it, by `POST pause` and so on.
+            controls: whether clients that may see the session may pause, resume and drain it too: `POST pause` etc., or buttons.
             refresh_secs: the minimum time between two events of a stream.
             max_waiters: how many clients may wait for a step at the same time.
             max_streams: how many clients may follow the events at the same time.
@@ -206,7 +206,7 @@ class SessionService:
             Route("/steps/{n}", _endpoint(self._serve_step, client)),
             Route("/events", self._serve_events),
             # No token is needed: the files contain nothing of the session, and the page sends the token itself.
-            *(Route(f"/{path}", _endpoint(_file_server(*file), anyone)) for path, file in _FILES.items()),
+            *(Route(f"/{path}", _endpoint(_file_server(*file, self._controls), anyone)) for path, file in _FILES.items()),
         ]
         if self._metrics is not None:
             routes.append(Route("/metrics", _endpoint(self._serve_metrics, client)))
@@ -304,8 +304,10 @@ def _endpoint(
     return endpoint
 
 
-def _file_server(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+def _file_server(name: str, media_type: str, controls: bool) -> Callable[[Request], Awaitable[Response]]:
     content = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name).read_bytes()
+    if controls:
+        content = content.replace(b"<html ", b"<html data-controls ")  # which shows the buttons
 
     async def serve_file(request: Request) -> Response:
         return Response(content, media_type=media_type)

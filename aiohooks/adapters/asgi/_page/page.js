@@ -5,6 +5,7 @@ const LEVELS = { running: "good", finished: "good", starting: "busy", recovering
 const MAX_CHARTS = 12;
 const RETRY_MS = 3000;
 const token = decodeURIComponent(location.hash.slice(1));
+const headers = token ? { Authorization: `Bearer ${token}` } : {};
 const byId = (id) => document.getElementById(id);
 
 function element(name, text, ...children) {
@@ -160,6 +161,10 @@ function show(report) {
     report.drain_reason && !report.stop_reason && `draining: ${report.drain_reason}`].filter(Boolean).join("; ");
   byId("notice").textContent = reason;
   byId("notice").hidden = !reason;
+  const isEnding = ["stopping", "finished", "failed"].includes(report.state);
+  byId("pause").textContent = report.pause_reason ? "Resume" : "Pause";
+  byId("pause").disabled = isEnding;
+  byId("drain").disabled = isEnding || Boolean(report.drain_reason);
   pairs("figures", [
     ["global step", number(report.step)],
     ["steps per second", number(report.steps_per_sec, 3)],
@@ -192,16 +197,33 @@ function show(report) {
     ? `event loop: ${seconds(report.loop.mean_lag_secs)} late on average, ${seconds(report.loop.longest_lag_secs)} at most` : "";
 }
 
+// The service serves these paths with controls=True only. An event follows, but only with the next step.
+async function control(path) {
+  try {
+    const response = await fetch(path, { method: "POST", headers });
+    if (!response.ok) throw new Error((await response.json()).message);
+    show(await (await fetch("progress", { headers, cache: "no-store" })).json());
+  } catch (error) {
+    byId("notice").textContent = `${path}: ${error.message}`;
+    byId("notice").hidden = false;
+  }
+}
+
+byId("pause").addEventListener("click", () => control(byId("pause").textContent.toLowerCase()));
+byId("drain").addEventListener("click", () => {
+  if (confirm("Finish what is under way, and stop the session? It cannot be resumed.")) control("drain");
+});
+
 function showDisconnected(text) {
   document.documentElement.dataset.level = "bad";
   document.documentElement.dataset.state = "disconnected";
+  for (const button of document.querySelectorAll("button")) button.disabled = true;
   byId("state").textContent = "no connection";
   byId("notice").textContent = text;
   byId("notice").hidden = false;
 }
 
 async function follow() {
-  const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const response = await fetch("events", { headers, cache: "no-store" });
   if (!response.ok) throw new Error((await response.json()).message);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

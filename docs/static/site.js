@@ -1,0 +1,14 @@
+"use strict";
+// A table that is wider than the page becomes cards, one for each row: each cell has the name of its column.
+function fitTables() {
+  for (const table of document.querySelectorAll(".content table.docutils")) {
+    table.classList.remove("cards");
+    const names = [...table.querySelectorAll("thead th")].map((one) => one.textContent);
+    if (table.offsetWidth <= table.parentElement.clientWidth + 1 || !names.length) continue;
+    for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, column) => (cell.dataset.name = names[column]));
+    table.classList.add("cards");
+  }
+}
+
+addEventListener("DOMContentLoaded", fitTables);
+addEventListener("resize", fitTables);
