@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -77,25 +76,6 @@ async def test_an_uncancellable_call_has_the_grace_period(
         name = "PhaseHook#2.before_run at step 1" if where == "hook" else "operation 'waits' at step 1"
         assert warnings_of(caplog) == [f"{name} still runs {grace} s after its cancellation; continuing without it"]
         await uncancellable.release()
-
-
-@pytest.mark.parametrize("place", [None, 0, 1], ids=["alone", "first", "behind another one"])
-async def test_a_hook_that_swallows_its_callers_cancel(place: int | None) -> None:
-    """The cancel of the caller wins over what a hook does with its own, wherever the hook is in the list."""
-
-    async def swallows(run_context: ah.SessionRunContext) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await forever()
-
-    hooks: list[ah.SessionRunHook] = [] if place is None else [RecordingHook(suspend=True)]
-    hooks.insert(place or 0, PhaseHook("before_run", swallows))
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
-        running = await parked(session.run("loss"))
-        await ticks()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert session.global_step.latest.step == 0
 
 
 # -- at the end
