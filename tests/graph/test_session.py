@@ -478,18 +478,3 @@ async def test_an_initial_value_may_be_made() -> None:
     assert first == second == []
     assert first is not second
     assert await one.run("list") is first
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"variables": {}}, "variables is {}"),
-        ({"global_step": 5}, "global_step is 5"),
-        ({"grace_secs": -1}, "grace_secs is -1"),
-        ({"grace_secs": "1"}, "grace_secs is '1'"),
-    ],
-)
-def test_a_session_of_something_else_is_refused(options: dict[str, Any], says: str) -> None:
-    """Every argument is checked when the session is made."""
-    with refused(ah.errors.InvalidArgumentError, says):
-        ah.Session(counting_graph(), **options)

@@ -321,17 +321,10 @@ async def test_the_bound_holds_in_any_order(max_lag: int, per_version: int) -> N
         assert any(one.stale for one in seen), "the count alone is not enough"
 
 
+@pytest.mark.parametrize("how", ["in_order", "waits_for_due"])
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
-async def test_in_order_no_item_is_stale(max_lag: int, per_version: int) -> None:
-    """Items that are used in the order of their admission are never stale: there the count is enough."""
+async def test_no_item_is_stale(max_lag: int, per_version: int, how: str) -> None:
+    """Used in the order of their admission, or by a trainer that continues to take items until none is due."""
     for seed in range(15):
-        seen = await Simulation(seed, max_lag, per_version, in_order=True).run()
-        assert seen.stale == 0
-
-
-@pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
-async def test_waiting_for_due_items_drops_none(max_lag: int, per_version: int) -> None:
-    """A trainer that continues to take items until none is due never drops one, in whatever order they come."""
-    for seed in range(15):
-        seen = await Simulation(seed, max_lag, per_version, waits_for_due=True).run()
+        seen = await Simulation(seed, max_lag, per_version, **{how: True}).run()  # type: ignore[arg-type]
         assert seen.stale == 0
