@@ -13,37 +13,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, outcome
-from tests.support.waiting import forever, parked, raises_after, ticks, until_true
-
-
-class Uncancellable:
-    """Waits for its own event, and swallows every cancellation of the waiting task."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        """Make one that raises `error`, if that is given, at its end."""
-        self.waiting = asyncio.Event()
-        self.released = asyncio.Event()
-        self.cancels = 0
-        self.done = False
-        self.error = error
-
-    async def wait(self, *_: object) -> None:
-        """Wait, and count the cancellations that it swallows."""
-        self.waiting.set()
-        while not self.released.is_set():
-            try:
-                await self.released.wait()
-            except asyncio.CancelledError:
-                self.cancels += 1
-        self.done = True
-        if self.error is not None:
-            raise self.error
-
-    async def release(self) -> None:
-        """Let it end, and wait until everything has seen that."""
-        self.released.set()
-        await until_true(lambda: self.done)
-        await ticks()
+from tests.support.waiting import Uncancellable, forever, parked, raises_after, ticks, until_true
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
