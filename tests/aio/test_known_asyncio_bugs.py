@@ -1,8 +1,7 @@
 """Known bugs of asyncio and of code that uses it, each tried on the library's own operations.
 
 The library does not use `asyncio.wait_for`, `Condition` and `TaskGroup` (tests/project/test_architecture.py): tests of their bugs
-are of the waits, locks and overlaps in their place. There are no eager tasks before Python 3.12; uvloop 0.23 fails with the
-eager factory of 3.13.0 at the first task.
+are of the waits, locks and overlaps in their place. `tests/fuzz/random_programs` runs under eager tasks.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import contextlib
 import gc
 import inspect
-import sys
 import types
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
@@ -23,7 +21,7 @@ from aiohooks.graph.variables import values_of
 from aiohooks.testing import no_leaks
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double, run_in_before_run
-from tests.support.waiting import HANG_SECS, forever, raises_after, ticks
+from tests.support.waiting import forever, raises_after, ticks
 
 Release = Callable[[], object]
 
@@ -91,49 +89,6 @@ async def test_a_cancel_that_meets_the_result_is_not_lost(make: Callable[[], tup
 
 
 # -- task factories
-
-
-@pytest.fixture
-async def eager() -> Any:
-    """Make the loop start tasks eagerly, on Pythons that can."""
-    factory = getattr(asyncio, "eager_task_factory", None)
-    loop = asyncio.get_running_loop()
-    if factory is None:
-        pytest.skip("no eager tasks before 3.12")
-    if not isinstance(loop, asyncio.SelectorEventLoop) and sys.version_info >= (3, 13):
-        pytest.skip("E-7: uvloop 0.23 and the eager factory of 3.13.0 do not go together")
-    loop.set_task_factory(factory)
-    yield
-    loop.set_task_factory(None)
-
-
-@pytest.mark.usefixtures("eager")
-async def test_with_eager_tasks_no_cancel_leaks() -> None:
-    """Siblings of a failing hook are cancelled under an eager factory; the error comes out, no cancel after it."""
-    error = ValueError("own")
-    with pytest.raises(ValueError, match="own") as failure:
-        await run_in_before_run(forever, raises_after(1, error), forever)
-    assert failure.value is error
-    await asyncio.sleep(0)
-
-
-@pytest.mark.usefixtures("eager")
-async def test_with_eager_tasks_a_child_that_fails_immediately_ends_the_run() -> None:
-    """A background task that fails in its first step, started while a hook runs, ends the run instead of hanging it."""
-
-    async def fails_immediately() -> None:
-        raise ValueError("background")
-
-    session = ah.AsyncMonitoredSession(double, [BeforeRunHook(lambda: starts()), BeforeRunHook(forever)])
-
-    async def starts() -> None:
-        await asyncio.sleep(0)
-        session.start_soon(fails_immediately)
-        await forever()
-
-    with pytest.raises(ValueError, match="background"):
-        async with session:
-            await session.run("double")
 
 
 async def test_a_task_factory_gets_only_documented_options() -> None:
@@ -230,45 +185,3 @@ async def test_awaitables_other_than_coroutines_are_awaited() -> None:
     coord = ah.Coordinator()
     assert await coord.until(Patient()) == 1
     assert await coord.until(old_style()) == 2
-
-
-@pytest.mark.parametrize("fails", ["begin", "after_create_session"])
-async def test_workers_learn_of_a_chief_that_fails_before_it_is_open(fails: str) -> None:
-    """A chief fails between initialising the variables and being open: workers that wait for its steps get its error."""
-    graph = ah.Graph()
-    graph.variable("w", 0)
-
-    @graph.train_op(adds_to="w")
-    def train() -> int:
-        return 1
-
-    store, variables = ah.MemoryStepStore(), ah.Variables()
-
-    class Fails(ah.SessionRunHook):
-        async def begin(self) -> None:
-            await ticks(2)
-            if fails == "begin":
-                raise ValueError("chief")
-
-        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
-            await ticks(5)
-            if fails == "after_create_session":
-                raise ValueError("chief")
-
-    async def chief() -> None:
-        async with ah.AsyncMonitoredSession(graph, [Fails()], global_step=store, variables=variables, name="chief"):
-            pass
-
-    async def worker() -> None:
-        creator = ah.WorkerSessionCreator(graph, global_step=store, variables=variables)
-        async with ah.AsyncMonitoredSession(creator, [ah.GlobalStepWaiterHook(2)], name="worker") as session:
-            await session.run("train")
-
-    tasks = [asyncio.create_task(chief()), asyncio.create_task(worker())]
-    _, pending = await asyncio.wait(tasks, timeout=HANG_SECS)
-    for task in pending:
-        task.cancel()
-        await asyncio.wait([task])
-    assert not pending
-    assert isinstance(tasks[0].exception(), ValueError)
-    assert isinstance(tasks[1].exception(), ah.PublisherFailedError)

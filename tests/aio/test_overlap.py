@@ -72,47 +72,6 @@ async def test_results_are_in_order_of_the_calls() -> None:
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize("fails", [0, 2, 4])
-async def test_the_first_failure_cancels_the_others(fails: int) -> None:
-    """It is raised as it is, with its origin, when they have ended."""
-    error, ended = ValueError("first"), list[int]()
-
-    async def call(number: int) -> None:
-        if number == fails:
-            await ticks(2)
-            raise error
-        try:
-            await forever()
-        finally:
-            await ticks(3)
-            ended.append(number)
-
-    with pytest.raises(ValueError, match="first") as raised:
-        await overlapped(*(functools.partial(call, number) for number in range(5)))
-    assert raised.value is error
-    assert error.__notes__ == [f"raised by call {fails}"]
-    assert ended == [number for number in range(5) if number != fails]
-
-
-@pytest.mark.parametrize("failing", [(0, 4), (1, 3), (0, 1, 2, 3, 4)], ids=str)
-async def test_failures_in_the_cleanup_of_others_make_a_flat_group(failing: tuple[int, ...]) -> None:
-    """In order of the calls, each with its origin; the members of a group stand in for it."""
-    errors = [ExceptionGroup("two", [KeyError(0), KeyError(1)]), *(ValueError(number) for number in range(1, 5))]
-
-    async def call(number: int) -> None:
-        try:
-            await (ticks() if number == failing[-1] else forever())
-        finally:
-            if number in failing:
-                raise errors[number]
-
-    with pytest.raises(ExceptionGroup) as several:
-        await overlapped(*(functools.partial(call, number) for number in range(5)))
-    members = [(one, number) for number in failing for one in getattr(errors[number], "exceptions", [errors[number]])]
-    assert [*several.value.exceptions] == [one for one, _ in members]
-    assert [one.__notes__ for one, _ in members] == [[f"raised by call {number}"] for _, number in members]
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit])
 async def test_what_is_no_exception_is_raised_in_the_caller(error: type[BaseException]) -> None:
     """Not by the loop; the others are cancelled and waited for."""
@@ -120,49 +79,6 @@ async def test_what_is_no_exception_is_raised_in_the_caller(error: type[BaseExce
     with pytest.raises(error):
         await overlapped(lambda: fail(error()), forever)
     assert asyncio.all_tasks() == before
-
-
-@pytest.mark.parametrize("when", ["before it waits", "before it starts", "while it waits", "at its end"])
-async def test_a_call_that_others_cancel_is_reported(when: str) -> None:
-    """At every moment of its life."""
-
-    async def call() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if when == "while it waits":
-            asyncio.get_running_loop().call_soon(task.cancel)
-        elif when != "before it starts":
-            task.cancel()
-        if when != "at its end":
-            await forever()
-
-    running = asyncio.create_task(overlapped(call, ticks))
-    if when == "before it starts":
-        await until_true(lambda: any(one.get_name() == "call 0" for one in asyncio.all_tasks()))
-        next(one for one in asyncio.all_tasks() if one.get_name() == "call 0").cancel()
-    with pytest.raises(HookCancelledError, match="call 0 was cancelled"):
-        await running
-
-
-async def test_a_cancel_of_the_caller_wins() -> None:
-    """Whatever the calls do with theirs: swallow it, fail, or take their time."""
-
-    async def swallows() -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await forever()
-
-    async def fails() -> None:
-        try:
-            await forever()
-        finally:
-            raise ValueError("cleanup")
-
-    for calls in ((swallows, fails), (fails, swallows), (swallows,)):
-        task = asyncio.create_task(overlapped(*calls))
-        await ticks()
-        task.cancel("outside")
-        with pytest.raises(asyncio.CancelledError, match="outside"):
-            await task
 
 
 class CountingTask(asyncio.Task[None]):
@@ -285,29 +201,6 @@ async def test_a_run_is_ended_from_outside() -> None:
     assert not given.done()
     given.cancel()
     await asyncio.wait([given])
-
-
-async def test_a_failure_leaves_no_reference_cycle() -> None:
-    """What a failed call referred to is freed with its error."""
-
-    async def fails() -> None:
-        await asyncio.sleep(0)
-        raise ValueError("no")
-
-    gc.collect()
-    gc.disable()
-    try:
-        for calls in ((fails, forever), (never, fails)):
-            with contextlib.suppress(ValueError):
-                await overlapped(*calls)
-        await ticks()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        assert not [one for one in gc.garbage if isinstance(one, (Overlap, ValueError))]
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
 
 
 def test_what_is_hidden_is_kept() -> None:

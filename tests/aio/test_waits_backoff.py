@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import pytest
-
 from aiohooks._aio.waits import Backoff
-from aiohooks.errors import InvalidArgumentError
-from tests.support.checks import refused
 
 
 def test_pauses_double_up_to_the_longest() -> None:
@@ -25,11 +18,3 @@ def test_a_random_part_of_each_pause() -> None:
     assert len(set(pauses)) > 1
     assert all(0 <= pause <= 4 for pause in pauses)
     assert Backoff(0, 0).pause_secs(1) == 0
-
-
-@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "1", None, True])
-@pytest.mark.parametrize("name", ["initial_secs", "max_secs"])
-def test_invalid_times_are_refused(name: str, value: Any) -> None:
-    """The message names the option and the value."""
-    with refused(InvalidArgumentError, f"{name} is {value!r}"):
-        Backoff(**{name: value})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import shutil
@@ -303,18 +302,6 @@ async def test_metrics_that_cannot_be_added_are_refused(tmp_path: Path) -> None:
 # Order, memory, cancelling
 
 
-async def test_the_order_of_a_commit(tmp_path: Path) -> None:
-    """Each file and then the directory are synced before the rename, the parent after it; only then are others removed."""
-    fs = WatchedFs()
-    async with saver_over(fs, tmp_path, keep=KeepNewest(1)) as saver:
-        await saver.save(state_of(1), 1)
-        fs.log.clear()
-        await saver.save(state_of(2), 2)
-        steps = [name for name in fs.names if name in ("mkdir", "fsync", "rename", "unlink", "rmdir")]
-    commit = ["mkdir", "fsync", "fsync", "fsync", "fsync", "rename", "fsync"]
-    assert steps == [*commit, "rename", "fsync", "unlink", "unlink", "unlink", "rmdir"]
-
-
 async def test_a_save_lists_the_directory_once(tmp_path: Path) -> None:
     """One listing serves the leftovers, the sequence, the policy and the removal; a restore that sets one aside has one, too."""
     (tmp_path / ".tmp-step-000000000001.000001").mkdir()
@@ -351,37 +338,6 @@ async def test_arrays_are_written_from_their_own_memory(tmp_path: Path) -> None:
     places = [np.frombuffer(piece, np.uint8).ctypes.data for piece in fs.written if len(piece) == 1 << 20]
     assert places == [start + (number << 20) for number in range(8)]
     assert peak < 1 << 20
-
-
-async def test_a_cancelled_save_is_there_as_a_whole(tmp_path: Path) -> None:
-    """The cancel waits for the thread, which completes a good checkpoint; the Saver can be used again."""
-    fs = WatchedFs()
-    task: asyncio.Task[Any] | None = None
-    loop = asyncio.get_running_loop()
-
-    def cancel_at(name: str, args: tuple[Any, ...]) -> None:
-        if name == "rename" and task is not None:
-            loop.call_soon_threadsafe(task.cancel)
-
-    async with saver_over(fs, tmp_path) as saver:
-        await saver.save(state_of(1), 1)
-        fs.before = cancel_at
-        task = asyncio.create_task(saver.save(state_of(2), 2))
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        fs.before = lambda name, args: None
-        assert [each.step for each in await saver.checkpoints()] == [2, 1]
-        assert [reason for _, reason in await saver.verify()] == [None, None]
-        await saver.save(state_of(3), 3)
-    assert fs.opened == set()
-
-
-async def test_saves_of_several_tasks_take_turns(tmp_path: Path) -> None:
-    """Each gets a sequence of its own."""
-    async with Saver(tmp_path, keep=KeepNewest(20)) as saver:
-        done = await asyncio.gather(*(saver.save(state_of(step), step) for step in range(8)))
-        assert sorted(each.sequence for each in done) == list(range(1, 9))
-        assert all(reason is None for _, reason in await saver.verify())
 
 
 async def test_nothing_stays_open(tmp_path: Path) -> None:

@@ -177,18 +177,6 @@ async def test_what_losers_do_when_they_are_cancelled(caplog: pytest.LogCaptureF
     await ticks()
 
 
-@pytest.mark.parametrize("turns", range(6))
-async def test_a_cancel_of_the_caller_wins_a_race(turns: int) -> None:
-    """Whenever it comes, before, with or after an answer; `tests/fuzz/explored/tools.py` has every order."""
-    log: list[str] = []
-    call = await parked(ah.compose(Asked, [Waits("a", 3, "a", log=log), Waits("b", 9, log=log)]).race("x"))
-    await ticks(turns)
-    if call.cancel():
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    assert len(log) == 4
-
-
 @pytest.mark.parametrize("how", ["first", "together", "race", "merge"])
 async def test_a_guard_that_is_cut_off_refuses(how: str) -> None:
     """Its time limit is an error of the call in every way to answer; with `on_error="log"` it has no answer."""

@@ -176,20 +176,6 @@ async def test_leaving_does_not_wait_for_a_call_that_ignores_its_cancellation(cl
     assert ({one.get_name() for one in left}, observer.ended) == ({"Observer.on"}, [0])
 
 
-async def test_a_call_that_continues_when_the_group_is_left_queues_nothing() -> None:
-    """Another task's call reaches a background hook after the queues were emptied: an error there, and no task that is left."""
-    gate = asyncio.Event()
-    first, observer = Observer(lambda _: gate.wait()), Observer(lambda _: ticks())
-    hooks = [ah.configure(first, order=-1), ah.configure(observer, background=True)]
-    async with ah.HookGroup(Lifecycle, hooks) as group:
-        calling = asyncio.create_task(group.hooks.on(0))
-        await until_true(lambda: first.began)
-    gate.set()
-    with refused(ah.errors.HookGroupClosedError, "Observer", "left"):
-        await calling
-    assert (first.ended, observer.began) == ([0], [])
-
-
 @pytest.mark.parametrize("places", [1, 2])
 async def test_callers_get_places_in_the_order_in_which_they_came(places: int) -> None:
     """With `max_pending` calls queued or active others wait. A free place wakes the first, or, if that is cancelled, the next."""

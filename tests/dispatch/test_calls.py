@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from tests.support.hooks import HOOKS, OVERLAPPING_PHASES, NumberedHook, five_hooks
+from tests.support.hooks import HOOKS, NumberedHook, five_hooks
 from tests.support.sessions import run_once
-from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -38,23 +37,6 @@ async def test_what_cannot_wait_is_called_in_the_callers_task_and_everything_els
     assert sorted(seen) == [("plain", True)] * 2 + [("waits", False)] * 2
     if sys.version_info >= (3, 12):
         assert [name for name, _ in seen] == ["plain", "waits", "waits", "plain"]
-
-
-async def test_hooks_of_a_lower_order_finish_first() -> None:
-    """Hooks of one `order` finish a phase before those of the next order start it; hooks of the same order overlap."""
-    record: list[tuple[str, int, str]] = []
-    orders = {0: 1, 1: -1, 2: 0, 3: 1, 4: -1}
-
-    async def act(number: int, phase: str) -> None:
-        record.append((phase, number, "starts"))
-        await ticks(1 + number)
-        record.append((phase, number, "ends"))
-
-    await run_once([ah.configure(hook, order=orders[hook.number]) for hook in five_hooks(act)])
-    groups = ((1, 4), (2,), (0, 3))
-    assert record == [
-        (phase, number, what) for phase in OVERLAPPING_PHASES for one in groups for what in ("starts", "ends") for number in one
-    ]
 
 
 # -- results do not depend on which hook is quicker
@@ -126,29 +108,3 @@ async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends
 
 
 # -- taking turns
-
-
-async def test_runs_of_several_tasks_take_turns_in_order() -> None:
-    """Tasks that call `run` get the lock in the order in which they called; no two runs overlap."""
-    record: list[tuple[str, int]] = []
-
-    async def act(number: int, phase: str) -> None:
-        await asyncio.sleep(0)
-        if number == 0 and phase != "after_create_session":
-            record.append((phase, session.global_step.latest.step))
-
-    async def step(who: str) -> dict[str, str]:
-        await asyncio.sleep(0)
-        record.append((who, session.global_step.latest.step))
-        return {"trained": who}
-
-    async with ah.AsyncMonitoredSession(step, five_hooks(act)) as session:
-
-        async def runs(who: str) -> list[str]:
-            return [await session.run("trained", {"who": who}) for _ in range(3)]
-
-        people = ["ann", "bob", "cy"]
-        tasks = [asyncio.create_task(runs(name)) for name in people]
-        assert [await task for task in tasks] == [[name] * 3 for name in people]
-    names = people * 3
-    assert record == [each for n, who in enumerate(names) for each in (("before_run", n), (who, n), ("after_run", n + 1))]

@@ -17,21 +17,6 @@ from tests.support.waiting import elapse, forever, ticks
 pytestmark = pytest.mark.every_python
 
 
-async def test_hooks_after_one_that_fails_without_suspending_are_not_started() -> None:
-    """As long as no hook has suspended, a failure keeps the later ones from starting."""
-    started: list[int] = []
-
-    async def act(number: int, phase: str) -> None:
-        if phase == "before_run":
-            started.append(number)
-            if number == 2:
-                raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await run_once(five_hooks(act))
-    assert started == [0, 1, 2]
-
-
 async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() -> None:
     """The members of a flattened group have the hook's note and the group's own notes."""
     group = ExceptionGroup("two rows are bad", [ValueError(1), ValueError(2)])
@@ -50,17 +35,6 @@ async def test_a_group_among_several_failures_leaves_its_notes_to_its_members() 
     assert raised.value.exceptions == (*group.exceptions, errors[1])
     for error in group.exceptions:
         assert error.__notes__ == ["in file rows.csv", "raised by NumberedHook#1.before_run at step 1"]
-
-
-async def test_a_hook_in_time_leaves_no_timer() -> None:
-    """A time limit ends with the call that it limits."""
-
-    async def act(number: int, phase: str) -> None:
-        await ticks(number)
-
-    with ManualClock() as clock:
-        await run_once([ah.configure(hook, timeout=5) for hook in five_hooks(act)])
-        assert clock.pending == 0
 
 
 def kept_by(raised: BaseException) -> list[str]:

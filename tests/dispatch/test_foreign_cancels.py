@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -23,20 +22,10 @@ pytestmark = pytest.mark.every_python
 Call = Callable[[], Coroutine[Any, Any, Any]]
 
 
-class Calls:
-    async def on(self) -> None: ...
-
-
 # Those that call the act after their own cancel; `tests/fuzz/explored/tools.py` has the others, and what comes in between.
 TOOLS = [tool for tool in tools_of_hooks.TOOLS if not tool.__name__.startswith("inside")]
 tools = pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
 places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
-
-
-async def awaits_a_cancelled_future() -> None:
-    future = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(future.cancel)
-    await future
 
 
 async def in_a_task(call: Call) -> Any:
@@ -99,51 +88,4 @@ async def test_a_time_limit_is_a_time_limit(tool: Tool, place: int) -> None:
         await ticks()
         clock.advance(5)
         with refused(ah.errors.HookTimeoutError, "before_run", "5 s"):
-            await task
-
-
-@places
-@tools
-async def test_a_cancelled_future_is_reported(tool: Tool, place: int) -> None:
-    """A future that a third party cancels, awaited after the tool, is a HookCancelledError."""
-    with refused(ah.errors.HookCancelledError, "before_run", "was cancelled, and not by its caller"):
-        await in_a_task(run_with(place, lambda: tool(awaits_a_cancelled_future)))
-
-
-@pytest.mark.parametrize("ended_by", ["time limit", "sibling"])
-@pytest.mark.parametrize("place", [0, 1])
-async def test_a_cancel_during_the_usual_cleanup_is_kept(ended_by: str, place: int) -> None:
-    """A hook that was ended awaits a helper that it has cancelled, and suppresses what comes; the caller's cancel comes out."""
-    cleaning, gate = asyncio.Event(), asyncio.Event()
-
-    async def help_slowly() -> None:
-        try:
-            await forever()
-        finally:
-            cleaning.set()
-            await gate.wait()
-
-    async def cleans_up() -> None:
-        helper = asyncio.create_task(help_slowly())
-        try:
-            await forever()
-        finally:
-            helper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await helper
-
-    async def other() -> None:
-        if ended_by == "sibling":
-            await ticks(10)
-            raise ValueError("of the other")
-
-    with ManualClock() as clock:
-        task = asyncio.create_task(run_with(place, cleans_up, other, timeout=5, on_error="log")())
-        await ticks(20)
-        clock.advance(5)
-        await cleaning.wait()
-        task.cancel("outside")
-        await ticks()
-        gate.set()
-        with pytest.raises(asyncio.CancelledError, match="outside"):
             await task

@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.waiting import fail, forever, until_true
+from tests.support.waiting import fail
 
 pytestmark = pytest.mark.every_python
 
@@ -339,43 +339,6 @@ async def test_hooks_that_cannot_be_left(block_fails: bool, caplog: pytest.LogCa
         assert [str(one) for one in raised.value.exceptions] == ["leave c", "leave a"]  # type: ignore[attr-defined]
 
 
-async def test_a_hook_whose_leaving_a_third_party_cancels() -> None:
-    """It is reported like a failure, and the others are left all the same."""
-    events: list[str] = []
-
-    class Cancelled(Resource):
-        async def __aexit__(self, *_: object) -> bool:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            return await super().__aexit__(None, None, None)
-
-    with refused(ah.errors.HookCancelledError, "Cancelled.__aexit__ was cancelled, and not by its caller"):
-        async with ah.HookGroup(AgentHooks, [Resource("a", events), Cancelled("b", events)]):
-            pass
-    assert events[2:] == ["leave b", "leave a"]
-
-
-@pytest.mark.parametrize(("b_fails", "c_fails"), [("leave", ""), ("", "enter")])
-async def test_a_cancel_while_the_group_is_left(b_fails: str, c_fails: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Also where one could not be entered: each hook is left before the cancel comes out, and an error is in its context."""
-    events: list[str] = []
-    hooks = [Resource("a", events), Resource("b", events, b_fails), Resource("c", events, c_fails)]
-
-    async def main() -> None:
-        async with ah.HookGroup(AgentHooks, hooks):
-            pass
-
-    task = asyncio.create_task(main())
-    await until_true(lambda: "leave b" in events)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError) as raised:
-        await task
-    assert events[-1] == "leave a"
-    assert isinstance(raised.value.__context__, OSError)
-    assert "a hook failed, but CancelledError is raised instead" in caplog.text
-
-
 async def test_contexts_cannot_be_added_to_an_open_group() -> None:
     """Other hooks can; one that has to be entered is refused, and the group stays as it was."""
     async with ah.HookGroup(AgentHooks) as group:
@@ -385,23 +348,3 @@ async def test_contexts_cannot_be_added_to_an_open_group() -> None:
         assert await group.hooks.before_model("x") == "a"
     with refused(ah.errors.HookGroupClosedError, "has been left"):
         group.add(Answering("b"))
-
-
-async def test_a_hook_is_left_if_its_entering_has_left_a_cancel_behind() -> None:
-    """A hook that is entered and then finds the caller cancelled is left: what it has opened is closed."""
-    events: list[str] = []
-
-    class Cancelling(Resource):
-        async def __aenter__(self) -> None:
-            await super().__aenter__()
-            task.cancel("outside")
-
-    async def main() -> None:
-        async with ah.HookGroup(AgentHooks, [Cancelling("a", events), Resource("b", events)]):
-            await forever()
-
-    task = asyncio.create_task(main())
-    with pytest.raises(asyncio.CancelledError, match="outside"):
-        await task
-    assert events[0] == "enter a"
-    assert events[-1] == "leave a"

@@ -13,7 +13,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.kinds import Kinds, Next, tail
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -111,52 +111,6 @@ async def test_calls_of_hooks_in_turn_do_not_cross(how: str, expected: Callable[
     hooks: Any = ah.compose(Kinds, map(Passing, range(3)))
     more = [tail] if how == "wrap" else []
     assert await of_all(lambda number: getattr(hooks, how)([number], *more)) == [expected(number) for number in range(TASKS)]
-
-
-async def test_failures_and_cancels_touch_no_other_call() -> None:
-    """A failure cancels the hooks of its own call alone, and a cancelled caller gets its own cancel."""
-    never, cancelled = asyncio.Event(), list[int]()
-
-    class Failing(Hook):
-        async def answer(self, number: int) -> str:
-            await ticks(2)
-            if number % 7 == 0:
-                raise LookupError(number)
-            return await super().answer(number)
-
-    class Waiting(Hook):
-        async def answer(self, number: int) -> str:
-            if number % 7 == 0 or number % 11 == 0:
-                try:
-                    await never.wait()
-                finally:
-                    cancelled.append(number)
-            return await super().answer(number)
-
-    tasks: dict[int, asyncio.Task[Any]] = {}
-    group = ah.HookGroup(Lifecycle, [Failing("failing", 1), Waiting("waiting", 0)])
-
-    async def call(number: int) -> Any:
-        tasks[number] = asyncio.create_task(group.call(Lifecycle.answer, number))
-        try:
-            return await tasks[number]
-        except asyncio.CancelledError as error:
-            return error.args
-
-    async def cancel_some() -> None:
-        await until_true(lambda: len(tasks) == TASKS)
-        await ticks(10)
-        for number in range(0, TASKS, 11):
-            tasks[number].cancel(f"cancel of {number}")
-
-    results, _ = await asyncio.gather(of_all(call), cancel_some())
-    for number, result in enumerate(results):
-        if number % 7 == 0:
-            assert repr(result) == f"LookupError({number})"
-        else:
-            answers = [f"failing for {number}", f"waiting for {number}"]
-            assert result == ((f"cancel of {number}",) if number % 11 == 0 else answers)
-    assert sorted(cancelled) == [number for number in range(TASKS) if number % 7 == 0 or number % 11 == 0]
 
 
 # -- what changes while it is used

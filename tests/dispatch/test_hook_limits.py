@@ -93,26 +93,3 @@ async def test_an_observer_does_not_hide_base_exceptions() -> None:
     """`KeyboardInterrupt` and the like are never only logged."""
     with pytest.raises(KeyboardInterrupt):
         await use(ah.configure(FaultInjectionHook({("before_run", 1): KeyboardInterrupt()}), on_error="log"))
-
-
-@pytest.mark.parametrize("suspends", [False, True])
-@pytest.mark.parametrize("phase", ["begin", "before_run", "end"])
-async def test_an_observer_does_not_hide_a_cancel_of_its_caller(
-    phase: str, suspends: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An observer that fails in its cleanup while its caller is cancelled: the error is logged, and the cancel comes out."""
-
-    async def fails_in_cleanup(*_: object) -> None:
-        try:
-            await forever()
-        finally:
-            if suspends:
-                await asyncio.sleep(0)
-            raise OSError("cleanup")
-
-    task = asyncio.create_task(use(hooked(phase, fails_in_cleanup, on_error="log")))
-    await ticks(10)
-    task.cancel("outside")
-    with pytest.raises(asyncio.CancelledError, match="outside"):
-        await task
-    assert any(record.exc_info and str(record.exc_info[1]) == "cleanup" for record in caplog.records)

@@ -16,7 +16,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double
-from tests.support.waiting import fail, ticks, until_true
+from tests.support.waiting import Uncancellable, fail, ticks, until_true
 
 pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
 
@@ -28,26 +28,6 @@ class Calls:
 places = pytest.mark.parametrize("place", [0, 1], ids=["first", "second"])
 
 
-class Uncancellable:
-    """Waits until it is released, whatever is cancelled."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.released = asyncio.Event()
-        self.cancels = 0
-        self.error = error
-        self.task: asyncio.Task[Any] | None = None
-
-    async def wait(self) -> None:
-        while not self.released.is_set():
-            try:
-                await self.released.wait()
-            except asyncio.CancelledError:
-                self.cancels += 1
-        self.task = asyncio.current_task()
-        if self.error is not None:
-            raise self.error
-
-
 @places
 @pytest.mark.parametrize("ended_by", ["time limit", "time limit, logged", "failure"])
 async def test_a_cancel_that_is_ignored(place: int, ended_by: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -55,7 +35,7 @@ async def test_a_cancel_that_is_ignored(place: int, ended_by: str, caplog: pytes
 
     The hook is left running in a task that is not the caller's; a later error of it is logged.
     """
-    hook = Uncancellable(OSError("late"))
+    hook = Uncancellable(error := OSError("late"))
     hooks: list[Any] = [BeforeRunHook((lambda: fail(ValueError("first"))) if ended_by == "failure" else ticks)]
     options: dict[str, Any] = {} if ended_by == "failure" else {"timeout": 5}
     if ended_by == "time limit, logged":
@@ -80,14 +60,12 @@ async def test_a_cancel_that_is_ignored(place: int, ended_by: str, caplog: pytes
             else:
                 assert await run == 2
             assert run.cancelling() == 0
-            hook.released.set()
-            await until_true(lambda: hook.task is not None)
-            await ticks()
+            await hook.release()
             assert hook.task is not run
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     left = f"BeforeRunHook#{place + 1}.before_run at step 1 still runs 9 s after its cancellation; continuing without it"
     assert left in messages
-    assert any(record.exc_info and record.exc_info[1] is hook.error for record in caplog.records)
+    assert any(record.exc_info and record.exc_info[1] is error for record in caplog.records)
 
 
 async def test_no_task_of_a_call_is_kept() -> None:
@@ -111,8 +89,7 @@ async def test_no_task_of_a_call_is_kept() -> None:
             await asyncio.wait([caller])
             assert (caller.exception() is None) is (depth == 0)
             del caller
-        hook.released.set()
-        await until_true(lambda: hook.task is not None)
+        await hook.release()
         assert hook.task is not None
         callers.add(hook.task)
         hook.task = None

@@ -289,25 +289,6 @@ async def test_a_run_of_a_closed_session_is_not_repeated() -> None:
     assert (read, session.variables.snapshot()["v"]) == ([1], 7)
 
 
-async def test_steps_and_variables_change_together() -> None:
-    """A waiter that is woken by a step finds the variables of that step."""
-    graph = counting_graph()
-    session = ah.Session(graph)
-    seen: list[tuple[int, Any]] = []
-
-    async def watch() -> None:
-        for step in (1, 2):
-            reached = await session.global_step.wait_for(step)
-            seen.append((reached, session.variables.snapshot()["total"]))
-
-    watching = asyncio.create_task(watch())
-    for _ in range(2):
-        await ticks()
-        await session.run("train")
-    await watching
-    assert seen == [(1, 1), (2, 2)]
-
-
 async def test_a_train_operation_may_train_several_steps() -> None:
     """`steps` of all train operations of a run are added to the global step; other runs do not advance it."""
     graph = ah.Graph()
@@ -471,49 +452,7 @@ async def test_a_thread_operation_runs_in_a_worker_thread() -> None:
     assert thread is not inline
 
 
-async def test_a_cancel_waits_for_the_thread() -> None:
-    """A run that is cancelled while a thread works ends when the thread does: no operation is active afterwards."""
-    graph = ah.Graph()
-    graph.variable("v", 0)
-    entered, leave, left = threading.Event(), threading.Event(), threading.Event()
-
-    @graph.train_op(thread=True, updates="v")
-    def train() -> int:
-        entered.set()
-        assert leave.wait(HANG_SECS)
-        left.set()
-        return 5
-
-    session = ah.Session(graph)
-    run = asyncio.create_task(session.run("train"))
-    await until_true(entered.is_set)
-    run.cancel()
-    await ticks(20)
-    assert not run.done()
-    leave.set()
-    with pytest.raises(asyncio.CancelledError):
-        await run
-    assert left.is_set()
-    assert session.variables.snapshot() == {"v": 0}
-
-
 # -- sessions
-
-
-async def test_runs_of_a_raw_session_may_overlap() -> None:
-    """A raw session has no lock: that is the monitored session's."""
-    graph = ah.Graph()
-    graph.placeholder("mine")
-    graph.placeholder("other")
-
-    @graph.operation
-    async def meet(mine: asyncio.Event, other: asyncio.Event) -> None:
-        mine.set()
-        await other.wait()
-
-    session = ah.Session(graph)
-    one, two = asyncio.Event(), asyncio.Event()
-    await asyncio.gather(session.run("meet", {"mine": one, "other": two}), session.run("meet", {"mine": two, "other": one}))
 
 
 async def test_closing_twice_is_harmless() -> None:
@@ -539,18 +478,3 @@ async def test_an_initial_value_may_be_made() -> None:
     assert first == second == []
     assert first is not second
     assert await one.run("list") is first
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"variables": {}}, "variables is {}"),
-        ({"global_step": 5}, "global_step is 5"),
-        ({"grace_secs": -1}, "grace_secs is -1"),
-        ({"grace_secs": "1"}, "grace_secs is '1'"),
-    ],
-)
-def test_a_session_of_something_else_is_refused(options: dict[str, Any], says: str) -> None:
-    """Every argument is checked when the session is made."""
-    with refused(ah.errors.InvalidArgumentError, says):
-        ah.Session(counting_graph(), **options)

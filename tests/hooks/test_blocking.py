@@ -307,17 +307,6 @@ async def test_the_end_of_input_in_a_thread_is_a_clean_end(error: Exception) -> 
     assert hook.closed_with == [None]
 
 
-async def test_blocking_hooks_overlap() -> None:
-    """Two hooks that wait for each other finish: they run in two threads at the same time."""
-    barrier = threading.Barrier(2)
-
-    def meet(run_context: object) -> None:
-        barrier.wait(HANG_SECS)
-
-    async with ah.AsyncMonitoredSession(double, [plain(before_run=meet) for _ in range(2)]) as session:
-        assert await session.run("loss") == 2
-
-
 async def test_a_cancel_waits_for_the_thread() -> None:
     """A cancelled run ends when the thread has ended: nothing of the hook continues after it."""
     entered, leave, left = threading.Event(), threading.Event(), threading.Event()

@@ -27,7 +27,6 @@ from tests.support.saving_sessions import (
     writes_done,
 )
 from tests.support.sessions import NO_BACKOFF
-from tests.support.waiting import ticks
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -239,45 +238,6 @@ async def test_a_partly_restored_state_is_not_saved(tmp_path: Path) -> None:
 
 
 # -- sessions that are cancelled
-
-
-@pytest.mark.parametrize(
-    ("options", "runs", "full", "times", "steps"),
-    [
-        ({"every": ah.Every(at=[2]), "save_on_begin": False}, 3, False, 1, [2]),
-        ({"every": ah.Every(at=[2]), "save_on_begin": False, "background": False}, 3, False, 1, [2]),
-        ({}, 1, True, 1, []),
-        ({"save_on_error": True}, 1, False, 20, [0, 1]),
-    ],
-    ids=["background", "foreground", "full disk", "repeatedly"],
-)
-async def test_cancelled_while_it_writes(
-    tmp_path: Path, options: dict[str, Any], runs: int, full: bool, times: int, steps: list[int]
-) -> None:
-    """However often the caller is cancelled it waits for the thread: the checkpoint is complete, or nothing of it is left."""
-    disk = Disk(held=True, full=full)
-    saver = saver_over(disk, tmp_path)
-    hook = saving(saver, **options)
-
-    async def body(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(runs):
-            await session.run("train")
-        await (asyncio.sleep(0) if runs == 1 else asyncio.Event().wait())
-
-    task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
-    await disk.wait_reached()
-    for _ in range(times):
-        task.cancel()
-        await ticks(2)
-    await ticks(20)
-    assert not task.done()
-    disk.free.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await saver.aclose()
-    assert (await on_disk(tmp_path), hook.failed) == (steps, int(full))
-    assert len(names(tmp_path)) == len(steps)
-    assert all(error is None for _, error in await ah.Saver(tmp_path, read_only=True).verify())
 
 
 async def test_the_write_of_a_lost_session_finishes_first(tmp_path: Path) -> None:

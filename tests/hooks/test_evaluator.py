@@ -19,7 +19,7 @@ from tests.support.checks import refused
 from tests.support.evaluations import GatedEvaluation, both_modes, failing, results_of, total
 from tests.support.hooks import RestoringHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -62,20 +62,6 @@ async def test_every_by_seconds() -> None:
 
 
 # -- on which values
-
-
-async def test_the_background_sees_the_values_of_its_step() -> None:
-    """Training continues meanwhile, and does not change the evaluated values."""
-    gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=ah.Every(steps=3), mode="background", at_end=False)
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        for _ in range(5):
-            await session.run("train")
-        await ticks()
-        assert (gate.began, gate.ended, hook.pending) == ([3], [], (3,))
-        gate.release()
-        await until_true(lambda: hook.results)
-        assert hook.results == {3: 3}
 
 
 async def test_the_graph_is_run_on_those_values() -> None:
@@ -195,19 +181,6 @@ async def test_a_run_waits_while_too_many_are_pending(room: int) -> None:
         gate.release(10)
         await looping
     assert list(hook.results.items()) == [(step, step) for step in range(1, 7)]
-
-
-async def test_the_end_waits_for_pending_evaluations() -> None:
-    """A clean end waits for all due evaluations, and evaluates the last step once."""
-    gate = GatedEvaluation()
-    looping = asyncio.create_task(results_of(EvaluatorHook(gate, every=ah.Every(steps=2), mode="background", max_pending=9), 5))
-    await ticks(30)
-    for ended in ([2], [2, 4], [2, 4, 5]):
-        assert not looping.done()
-        gate.release()
-        await ticks(30)
-        assert gate.ended == ended
-    await looping
 
 
 @both_modes

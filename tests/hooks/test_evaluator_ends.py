@@ -44,20 +44,6 @@ async def test_a_failing_loop_cancels_pending_evaluations(caplog: pytest.LogCapt
     assert "not evaluated, because the session ended with KeyError('body'): steps [2, 4]" in caplog.text
 
 
-@pytest.mark.parametrize(("mode", "runs"), [("inline", 1), ("background", 2), ("background", 0)])
-async def test_a_cancelled_loop_cancels_the_evaluation(mode: Any, runs: int) -> None:
-    """A cancellation of the loop is delivered wherever it waits: for an evaluation, for a free slot, and at the end."""
-    gate = GatedEvaluation()
-    looping = asyncio.create_task(results_of(EvaluatorHook(gate, every=EVERY_STEP, mode=mode), runs))
-    await ticks(30)
-    assert not looping.done()
-    looping.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await looping
-    assert looping.cancelled()
-    assert gate.cancelled == gate.began != []
-
-
 @both_modes
 @pytest.mark.parametrize("suspend", [False, True])
 async def test_an_evaluation_that_takes_too_long(mode: Any, suspend: bool) -> None:
@@ -127,24 +113,6 @@ async def runs_of(hook: Any, runs: int, *others: Any, **options: Any) -> ah.Asyn
             await session.run("train")
             await ticks()
     return session
-
-
-async def test_a_cancelled_worker_is_started_again() -> None:
-    """A cancelled worker loses no evaluation: it is started again, and the run that waits for it does not hang."""
-    gate = GatedEvaluation()
-    hook = EvaluatorHook(gate, every=EVERY_STEP, mode="background")
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        await session.run("train")
-        await ticks()
-        running = asyncio.create_task(session.run("train"))
-        await ticks(20)
-        (worker,) = [task for task in asyncio.all_tasks() if task.get_name() == "evaluation"]
-        worker.cancel()
-        await ticks(20)
-        assert (gate.began, gate.cancelled) == ([1, 1], [1])
-        gate.release(3)
-        await running
-    assert list(hook.results) == [1, 2]
 
 
 async def test_a_stop_ends_an_evaluation_that_waits(caplog: pytest.LogCaptureFixture) -> None:

@@ -144,20 +144,6 @@ async def test_what_follows_the_stop(answer: str) -> None:
     assert cancels_left() == 0
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_what_meets_the_stop_in_one_turn(cancelled: bool) -> None:
-    """Of a result and the stop one counts, never both; the caller's cancel wins over the stop."""
-    coord = ah.Coordinator()
-    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    wait = await parked(coord.until(future))
-    await ticks()
-    coord.request_stop("now")
-    wait.cancel() if cancelled else future.set_result(5)
-    result = (await asyncio.gather(wait, return_exceptions=True))[0]
-    assert isinstance(result, asyncio.CancelledError) if cancelled else result == 5 or isinstance(result, ah.StopRequestedError)
-    assert wait.cancelling() == cancelled
-
-
 # -- threads and loops
 
 

@@ -77,17 +77,6 @@ def test_cells_with_tools(tool: Tool, phase: str) -> None:
             check(cell, run_cell(cell))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
-def test_all_cells_with_tools(tool: Tool, phase: str) -> None:
-    """So does each cell for any hook, on the other loop if that is installed."""
-    loop = loop_factory(installed_loops()[-1])
-    for cell in cells(tool):
-        if cell.phase == phase:
-            check(cell, run_cell(cell, loop))
-
-
 def test_the_matrix_is_whole() -> None:
     """There is a rule and a cell for each phase and kind, for each hook, suspending and not."""
     assert list(RULES) == [(phase, kind) for phase in PHASES for kind in KINDS]

@@ -141,19 +141,6 @@ async def test_a_stop_before_the_first_run_is_not_lost(place: str) -> None:
     assert (losses, session.stop_reason, session.global_step.latest.step) == ([], place, 0)
 
 
-async def test_a_stop_of_a_failing_run_is_not_lost() -> None:
-    """A stop requested in a run that fails is recorded, whichever hook failed."""
-
-    async def ask(run_context: ah.SessionRunContext) -> None:
-        run_context.request_stop("asked before it failed")
-        raise OSError("broken")
-
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ask)]) as session:
-        with pytest.raises(OSError, match="broken"):
-            await session.run("loss")
-        assert (session.should_stop(), session.stop_reason) == (True, "asked before it failed")
-
-
 async def test_the_reason_of_a_wait_that_cannot_end_is_the_stops() -> None:
     """A session that ends because no publisher is left to reach the step says so in its `stop_reason`."""
     steps = ah.MemoryStepStore()

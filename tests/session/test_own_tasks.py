@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import decimal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,52 +19,6 @@ from tests.support.waiting import forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
-
-
-@pytest.mark.parametrize("what", ["until", "a run", "a step function"])
-async def test_a_cancel_in_the_cleanup_of_what_is_ended(what: str) -> None:
-    """A stop or a failed task ends a wait or a run; the caller is cancelled while that cleans up: the cancel is not lost."""
-    is_cleaning, released, failing = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-    async def helper() -> None:
-        try:
-            await forever()
-        finally:
-            is_cleaning.set()
-            await released.wait()
-
-    async def cleans(*_: object) -> None:
-        task = asyncio.create_task(helper())
-        try:
-            await forever()
-        finally:  # the usual way to end a helper
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    async def fails() -> None:
-        await failing.wait()
-        raise ah.AbortedError("lost")
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        session.start_soon(fails)
-        if what == "a run":
-            await session.run("loss")
-        elif what == "until":
-            asyncio.get_running_loop().call_soon(session.request_stop)
-            await session.until(cleans())
-        else:
-            await session.run_step_fn(cleans)
-
-    hooks = [PhaseHook("after_run", cleans)] if what == "a run" else []
-    task = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double, hooks), use))
-    await ticks(10)
-    failing.set()
-    await is_cleaning.wait()
-    task.cancel()
-    await ticks()
-    released.set()
-    assert isinstance(await task, asyncio.CancelledError)
 
 
 @pytest.mark.parametrize("how", ["cancels itself", "is cancelled"])

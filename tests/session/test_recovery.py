@@ -44,25 +44,6 @@ async def test_an_error_of_a_hook_is_recovered(phase: str, error: Exception, sus
     assert session.global_step.latest.step == (2 if phase == "after_run" else 1)
 
 
-async def test_an_error_of_the_run_is_recovered() -> None:
-    """The run that failed is repeated with the same fetches and feeds; variables and step are as they were before it."""
-    graph, calls = counting_graph(), list[int]()
-
-    async def risky(x: int) -> int:
-        calls.append(x)
-        await asyncio.sleep(0)
-        if len(calls) == 2:
-            raise AWAY
-        return x
-
-    graph.operation(risky)
-    async with ah.AsyncMonitoredSession(graph, recovery=NO_BACKOFF) as session:
-        for x in (1, 10, 100):
-            assert await session.run(["train", "risky"], {"x": x}) == [x, x]
-        assert await session.run("total") == 111
-    assert (calls, session.global_step.latest.step) == ([1, 10, 10, 100], 3)
-
-
 async def test_a_store_that_refuses_from_the_start_is_not_retried(tmp_path: Path) -> None:
     """A wrong path, password or permission before the first run is no outage, and comes out as itself; later it may be one."""
     (tmp_path / "file").write_text("")
@@ -122,20 +103,6 @@ async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
 # -- what outlives it
 
 
-async def test_a_stop_outlives_a_recovery() -> None:
-    """A stop requested of the coordinator of a lost session is recorded after the recovery, with its reason."""
-
-    async def ask(run_context: ah.SessionRunContext) -> None:
-        if run_context.attempt == 1:
-            run_context.request_stop("the hook says so")
-            raise ah.AbortedError("lost")
-
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", ask)], recovery=NO_BACKOFF) as session:
-        assert await session.run("loss") == 2
-        assert (session.should_stop(), session.coord.should_stop()) == (True, True)
-    assert session.stop_reason == "the hook says so"
-
-
 # -- pauses
 
 
@@ -164,16 +131,6 @@ async def test_a_completed_run_ends_the_series(clock: ManualClock) -> None:
             clock.advance(1)
             assert await running == 1
         assert session.status().recoveries == 3
-
-
-@pytest.mark.parametrize("attempt", [1, 2, 3, 10, 5000])
-def test_a_pause_with_jitter_is_a_part_of_the_longest(attempt: int) -> None:
-    """With jitter a pause is random, from 0 to what it would be without."""
-    longest = ah.Backoff(0.5, 30, jitter=False).pause_secs(attempt)
-    assert longest == min(30, 0.5 * 2 ** min(attempt - 1, 100))
-    pauses = {ah.Backoff(0.5, 30).pause_secs(attempt) for _ in range(50)}
-    assert all(0 <= pause <= longest for pause in pauses)
-    assert len(pauses) > 1
 
 
 async def test_a_stop_ends_the_pause_and_the_run_is_repeated(clock: ManualClock) -> None:
@@ -287,15 +244,6 @@ def test_what_counts_as_progress() -> None:
         assert history.failed(LOST, 5) is None
         history.completed(4)
     assert history.failed(LOST, 3) == "step 5 failed 3 times (no_progress_limit=2)"
-
-
-async def test_an_error_while_recovering_ends_it() -> None:
-    """Another error out of the new session's creation is raised as it is, and the session cannot be used any more."""
-    record = RecordingHook()
-    faults = FaultInjectionHook({("before_run", 1): LOST, ("after_create_session", 2): BAD})
-    session = ah.AsyncMonitoredSession(double, [record, faults], recovery=NO_BACKOFF)
-    assert await outcome(session, lambda session: session.run("loss")) is BAD
-    assert "end" not in record.phases()
 
 
 async def test_a_clean_end_while_recovering_is_a_clean_end() -> None:

@@ -150,14 +150,6 @@ async def test_a_step_function_that_handles_the_error_keeps_nothing_of_it() -> N
         assert [one() for one in kept] == [None]
 
 
-async def test_other_errors_after_the_commit_are_raised() -> None:
-    """An error from which the policy does not recover is raised, whatever was committed."""
-    error = ValueError("wrong")
-    session = ah.AsyncMonitoredSession(counting_graph(), [FaultInjectionHook({("after_run", 1): error})], recovery=RETURN)
-    assert await outcome(session, lambda session: session.run("train")) is error
-    assert session.global_step.latest.step == 1
-
-
 async def test_a_commit_of_an_epoch_that_has_ended_is_repeated() -> None:
     """The step store was reset meanwhile, to a later step: the commit belongs to the steps before the reset."""
     runs, store = 0, ah.MemoryStepStore()

@@ -13,7 +13,7 @@ from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome
-from tests.support.waiting import forever, parked, raises_after, result_without_suspending, suspend, ticks, until_true
+from tests.support.waiting import forever, parked, raises_after, result_without_suspending, ticks, until_true
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 StepContext = ah.session.StepContext
@@ -65,22 +65,6 @@ async def test_runs_take_turns_in_order() -> None:
         assert runs[1].cancelled()
         assert await session.run("done", {"number": 9}) == 9
     assert order == [(what, number) for number in (0, 2, 3, 9) for what in ("begins", "ends")]
-
-
-async def test_a_run_that_is_cancelled_when_it_gets_its_turn_passes_it_on() -> None:
-    """The task that ends its run cancels the next one in the same tick: the one behind that runs."""
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", suspend)]) as session:
-
-        async def first() -> None:
-            await session.run("loss")
-            second.cancel()
-
-        runs = await parked(first())
-        second, third = asyncio.create_task(session.run("loss")), asyncio.create_task(session.run("loss"))
-        await runs
-        await asyncio.wait([second])
-        assert second.cancelled()
-        assert await third == 2
 
 
 async def test_a_queued_run_that_finds_a_stop_does_not_begin() -> None:
@@ -144,43 +128,6 @@ async def test_runs_of_one_step_function_take_turns() -> None:
     async with ah.AsyncMonitoredSession(double, [Recording(), Recording()]) as session:
         assert await session.run_step_fn(both) == [2, {"loss": 2, "batch": 1}]
     assert events == 2 * ["before loss"] + 2 * ["after loss"] + 2 * ["before double"] + 2 * ["after double"]
-
-
-async def test_cancelled_runs_of_a_step_function_give_their_turns_back() -> None:
-    """Two of three runs at the same time are cancelled by the step function itself: the other one is made."""
-
-    async def one_of_three(context: StepContext) -> Any:
-        tasks = [asyncio.create_task(context.run_with_hooks("loss")) for _ in range(3)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        tasks[1].cancel()
-        return [one if isinstance(one, int) else type(one) for one in await asyncio.gather(*tasks, return_exceptions=True)]
-
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", suspend)]) as session:
-        assert await session.run_step_fn(one_of_three) == [asyncio.CancelledError, asyncio.CancelledError, 2]
-
-
-@pytest.mark.parametrize("hooks", [1, 2], ids=["one hook", "hooks that overlap"])
-async def test_a_later_run_of_a_step_function_is_cancelled(hooks: int) -> None:
-    """Each of its runs may be made in a task of its own, whose cancel is not mistaken for one by a third party."""
-    waiting: list[str] = []
-
-    async def waits(run_context: ah.SessionRunContext) -> None:
-        await asyncio.sleep(0)
-        if run_context.original_args.fetches == "double":
-            waiting.append("double")
-            await forever()
-
-    async def second_is_cancelled(context: StepContext) -> bool:
-        first, second = (asyncio.create_task(context.run_with_hooks(one)) for one in ("loss", "double"))
-        await first
-        await until_true(lambda: waiting)
-        second.cancel()
-        await asyncio.wait([second])
-        return second.cancelled()
-
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", waits) for _ in range(hooks)]) as session:
-        assert await session.run_step_fn(second_is_cancelled)
 
 
 # -- closed, never entered, entered twice

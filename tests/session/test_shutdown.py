@@ -14,7 +14,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, forever_step, outcome, recovery_policy
-from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, suspend, ticks, until_true
+from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -129,20 +129,6 @@ async def test_a_clean_end_of_a_task_stops_the_session_cleanly(end: Exception) -
     assert session.stop_reason == f"background task 'reader' ended: {end!r}"
 
 
-async def test_a_background_loop_over_runs_ends_with_the_session() -> None:
-    """A task that keeps running the session while the block is left ends cleanly with it."""
-
-    async def work() -> None:
-        while not session.should_stop():
-            await session.run("loss")
-
-    async with ah.AsyncMonitoredSession(double, [PhaseHook("before_run", suspend)]) as session:
-        for _ in range(2):
-            session.start_soon(work)
-        await session.run("loss")
-    assert session.status().state == "closed"
-
-
 Start = Callable[[ah.AsyncMonitoredSession], Callable[..., asyncio.Task[Any]]]
 STARTS: dict[str, Start] = {"session": lambda session: session.start_soon, "coord": lambda session: session.coord.start_soon}
 BY = pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
@@ -244,20 +230,6 @@ async def test_background_tasks_get_the_reason_of_their_cancel(error: BaseExcept
 
 
 # -- errors of end and close
-
-
-@pytest.mark.parametrize("failing", [[1], [0, 2]])
-async def test_errors_of_end_are_collected(failing: list[int]) -> None:
-    """Every hook's `end` is called whatever the others' do; one error is raised as it is, several as one group."""
-    record: list[tuple[str, str]] = []
-    errors = {number: OSError(f"end of {number}") for number in failing}
-    faults = [{("end", 1): errors[number]} if number in errors else {} for number in range(3)]
-    hooks = [FaultInjectionHook(fault, str(number), record=record) for number, fault in enumerate(faults)]
-    raised = await outcome(ah.AsyncMonitoredSession(double, hooks), lambda session: session.run("loss"))
-    assert (raised.exceptions if isinstance(raised, ExceptionGroup) else (raised,)) == tuple(errors.values())
-    assert [name for name, phase in record if phase == "end"] == ["0", "1", "2"]
-    assert [name for name, phase in record if phase == "close"] == ["2", "1", "0"]
-    assert [hook.closed_with for hook in hooks] == [[raised]] * 3
 
 
 @pytest.mark.parametrize("phase", ["end", "close"])

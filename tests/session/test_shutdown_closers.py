@@ -11,7 +11,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import double, outcome
-from tests.support.waiting import forever, parked, raises_after, ticks
+from tests.support.waiting import parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -147,74 +147,6 @@ async def test_a_task_of_a_nested_end_does_not_hold_up_the_outer_session(caplog:
         assert (store.statistics().waiting, caplog.messages) == (1, [])
         await outer.run("loss")
         assert await waits[0] == 2
-
-
-@pytest.mark.parametrize("start", [1, 5], ids=lambda start: f"closed-at-{start}")
-async def test_two_closers_that_are_cancelled_at_any_time(start: int) -> None:
-    """The block and a supervisor close one session, and either is cancelled at any time, or both.
-
-    Every hook is closed once, `end` is called at most once, a closer that was cancelled in time ends as cancelled, the other one
-    as if nothing had been, and none returns before the closing is complete.
-    """
-
-    class Hook(ah.SessionRunHook):
-        def __init__(self) -> None:
-            self.calls: list[str] = []
-
-        async def end(self, session: ah.Session) -> None:
-            self.calls.append("end")
-            await ticks(2)
-
-        async def close(self, exc: BaseException | None) -> None:
-            await ticks(2)
-            self.calls.append("close")
-
-    async def step() -> dict[str, int]:
-        await ticks(1)
-        return {"loss": 1}
-
-    async def attempt(cancel_body: int | None, cancel_supervisor: int | None) -> None:
-        hooks, early = [Hook(), Hook()], list[str]()
-        session = ah.AsyncMonitoredSession(step, hooks)
-
-        async def use() -> None:
-            try:
-                async with session:
-                    session.start_soon(session.until, forever())
-                    async for _ in session.steps("loss"):
-                        pass
-            finally:
-                early.extend("body" for hook in hooks if "close" not in hook.calls)
-
-        async def supervise() -> None:
-            await ticks(start)
-            try:
-                await session.aclose()
-            except ah.errors.SessionClosedError:  # it is still opening, or failed to open
-                return
-            early.extend("supervisor" for hook in hooks if "close" not in hook.calls)
-
-        tasks = {asyncio.create_task(use()): cancel_body, asyncio.create_task(supervise()): cancel_supervisor}
-        cancelled: list[asyncio.Task[None]] = []
-        for tick in range(40):
-            cancelled += [task for task, when in tasks.items() if when == tick and task.cancel()]
-            await asyncio.sleep(0)
-        if any(not task.done() for task in tasks):  # the supervisor was cancelled before it could close
-            session.request_stop()
-            await asyncio.wait(tasks)
-        what = f"body cancelled at {cancel_body}, supervisor at {cancel_supervisor}"
-        for task in tasks:
-            assert task.cancelled() == (task in cancelled), (what, task)
-            assert task.cancelled() or task.exception() is None, (what, task)
-        begun = [hook for hook in hooks if hook.calls]
-        assert all(hook.calls.count("close") == 1 and hook.calls.count("end") <= 1 for hook in begun), (what, hooks[0].calls)
-        assert len(begun) in (0, 2), what
-        assert not begun or early == [], (what, early)
-
-    for first in (None, *range(36)):
-        await attempt(first, None)
-        for second in range(0, 36, 6):
-            await attempt(first, second)
 
 
 # -- calls that would wait for themselves

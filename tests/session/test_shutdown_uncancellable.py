@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import Any
 
@@ -14,37 +13,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, outcome
-from tests.support.waiting import forever, parked, raises_after, ticks, until_true
-
-
-class Uncancellable:
-    """Waits for its own event, and swallows every cancellation of the waiting task."""
-
-    def __init__(self, error: Exception | None = None) -> None:
-        """Make one that raises `error`, if that is given, at its end."""
-        self.waiting = asyncio.Event()
-        self.released = asyncio.Event()
-        self.cancels = 0
-        self.done = False
-        self.error = error
-
-    async def wait(self, *_: object) -> None:
-        """Wait, and count the cancellations that it swallows."""
-        self.waiting.set()
-        while not self.released.is_set():
-            try:
-                await self.released.wait()
-            except asyncio.CancelledError:
-                self.cancels += 1
-        self.done = True
-        if self.error is not None:
-            raise self.error
-
-    async def release(self) -> None:
-        """Let it end, and wait until everything has seen that."""
-        self.released.set()
-        await until_true(lambda: self.done)
-        await ticks()
+from tests.support.waiting import Uncancellable, forever, parked, raises_after, ticks, until_true
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -77,25 +46,6 @@ async def test_an_uncancellable_call_has_the_grace_period(
         name = "PhaseHook#2.before_run at step 1" if where == "hook" else "operation 'waits' at step 1"
         assert warnings_of(caplog) == [f"{name} still runs {grace} s after its cancellation; continuing without it"]
         await uncancellable.release()
-
-
-@pytest.mark.parametrize("place", [None, 0, 1], ids=["alone", "first", "behind another one"])
-async def test_a_hook_that_swallows_its_callers_cancel(place: int | None) -> None:
-    """The cancel of the caller wins over what a hook does with its own, wherever the hook is in the list."""
-
-    async def swallows(run_context: ah.SessionRunContext) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await forever()
-
-    hooks: list[ah.SessionRunHook] = [] if place is None else [RecordingHook(suspend=True)]
-    hooks.insert(place or 0, PhaseHook("before_run", swallows))
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
-        running = await parked(session.run("loss"))
-        await ticks()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert session.global_step.latest.step == 0
 
 
 # -- at the end

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.session.hook import HOOK_METHODS
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, outcome, use_up
+from tests.support.sessions import counting_graph, double, outcome
 from tests.support.waiting import forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -160,19 +159,6 @@ async def test_a_session_opened_after_the_second_signal_is_cancelled() -> None:
     assert (hook.phases()[-1], "end" in hook.phases()) == ("close", False)
 
 
-async def test_sessions_of_a_loop_share_the_signals() -> None:
-    """One signal stops every session of the loop that handles signals; the last one to close restores the handlers."""
-    before = handlers()
-    async with ah.AsyncMonitoredSession(double, handle_signals=True) as outer:
-        async with ah.AsyncMonitoredSession(double, handle_signals=True) as inner:
-            pass
-        assert handlers() != before
-        async with ah.AsyncMonitoredSession(double, handle_signals=True) as inner, ah.AsyncMonitoredSession(double) as other:
-            await send(signal.SIGINT, outer.should_stop)
-            assert (inner.stop_reason, other.stop_reason) == ("SIGINT received", None)
-    assert handlers() == before
-
-
 @pytest.mark.parametrize("phase", ["begin", "after_create_session", "before_run", "end", "close"])
 async def test_a_session_that_fails_restores_the_handlers(phase: str) -> None:
     """After a failure in any phase the previous handlers are installed again."""
@@ -180,26 +166,6 @@ async def test_a_session_that_fails_restores_the_handlers(phase: str) -> None:
     session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, raises_after(1, error))], handle_signals=True)
     assert await outcome(session, lambda session: session.run("loss")) is error
     assert handlers() == before
-
-
-@pytest.mark.parametrize("phase", HOOK_METHODS)
-async def test_a_signal_in_any_phase_is_recorded(phase: str) -> None:
-    """A signal in any phase of a hook is the reason of the stop, before the first run too, and the session ends cleanly."""
-    hook = RecordingHook()
-
-    async def interrupted(*_: object) -> None:
-        await send(signal.SIGTERM, lambda: session.stop_signal)
-
-    async def use(session: ah.AsyncMonitoredSession) -> None:
-        async for _ in session.steps("loss"):
-            break
-
-    session = ah.AsyncMonitoredSession(double, [PhaseHook(phase, interrupted), hook], handle_signals=True)
-    assert await outcome(session, use) is None
-    assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
-    assert [hook.phases().count(one) for one in ("begin", "before_run", "end", "close")] == [
-        *(1, int(HOOK_METHODS.index(phase) > 1), 1, 1)
-    ]
 
 
 async def test_the_first_reason_stays() -> None:
@@ -213,21 +179,6 @@ async def test_the_first_reason_stays() -> None:
         signal.raise_signal(signal.SIGTERM)
         session.request_stop("enough")
         assert (session.stop_reason, session.stop_signal) == ("SIGTERM received", signal.SIGTERM)
-
-
-async def test_a_pause_before_a_recovery_ends_with_the_signal() -> None:
-    """A signal ends the pause; the interrupted run is repeated, and is the last one."""
-
-    def lose() -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise ah.AbortedError("gone")
-
-    losses: list[int] = []
-    recovery = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=10**6, max_secs=10**6, jitter=False))
-    hooks = [FaultInjectionHook({("before_run", 1): lose})]
-    async with ah.AsyncMonitoredSession(double, hooks, recovery=recovery, handle_signals=True) as session:
-        await use_up(session.steps("loss"), losses)
-    assert (losses, session.stop_reason) == ([2], "SIGTERM received")
 
 
 async def test_without_it_signals_are_left_alone(received: list[int]) -> None:

@@ -223,16 +223,3 @@ async def test_a_drain_before_the_signal(secs: float | None, clock: ManualClock)
     assert (clock.pending, session.drain_reason) == (0, "enough")
     assert session.stop_reason == ("enough, and the drain took longer than 10.0 s" if own else "SIGUSR1 received")
     assert session.stop_signal == (None if own else USER)
-
-
-def test_the_exit_code() -> None:
-    """Of a session that has drained: that of the signal."""
-
-    async def main() -> None:
-        async with handling() as session:
-            await drain_of(session)
-            await use_up(session.steps("same", feeds=range(9)))
-
-    with pytest.raises(SystemExit) as raised:
-        ah.run(main)
-    assert raised.value.code == 128 + USER

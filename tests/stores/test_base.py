@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from anyio import to_thread
 
-from aiohooks.errors import InvalidArgumentError, StepResetError, StepTimeoutError, StoreClosedError
+from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, StepStore
 from aiohooks.testing.clock import ManualClock
-from aiohooks.testing.leaks import no_leaks
 from tests.support.waiting import parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
@@ -95,25 +94,6 @@ async def test_a_wait_returns_the_step_that_woke_it() -> None:
     await store.advance(5)
     await store.reset(0)
     assert await task == 2
-
-
-async def test_cancel_after_the_wake_is_a_cancel() -> None:
-    """A task cancelled after its wait was answered and before it ran is cancelled; nothing is reported or left."""
-    async with no_leaks():
-        store = MemoryStepStore()
-        task, failing = await parked(store.wait_for(1)), await parked(store.wait_for(9))
-        changes = store.changes()
-        await anext(changes)
-        await store.advance()
-        task.cancel()
-        assert await anext(changes) == Position(1, 1)
-        change = await parked(anext(changes))
-        change.cancel()
-        store.fail(ValueError("broken"))
-        failing.cancel()
-        done = await asyncio.gather(task, failing, change, return_exceptions=True)
-        assert [type(end) for end in done] == [asyncio.CancelledError] * 3
-        assert store.statistics().waiting == 0
 
 
 async def test_cancelled_thresholds_do_not_accumulate() -> None:
@@ -206,16 +186,3 @@ async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
 
 
 # --- resets
-
-
-async def test_reset_raises_where_asked() -> None:
-    """`on_reset="raise"` ends the wait with the positions before and after the first reset; the others stay."""
-    store = MemoryStepStore(8, run="digits")
-    raising, keep = await parked(store.wait_for(10, on_reset="raise")), await parked(store.wait_for(10))
-    await store.reset(2)
-    await store.reset(3)
-    with pytest.raises(StepResetError, match="digits was reset from step 8 to step 2") as error:
-        await raising
-    assert (error.value.old, error.value.new) == (Position(1, 8), Position(2, 2))
-    await store.raise_to(10)
-    assert await keep == 10

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiohooks.errors import InvalidArgumentError, PublisherFailedError, StoreClosedError, WrongLoopError
+from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
 from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.leaks import no_leaks
@@ -73,58 +73,6 @@ async def test_changes_end_by_aclose() -> None:
 
 
 # --- failing, closing
-
-
-async def test_fail_ends_waits_until_something_happens() -> None:
-    """After `fail` current and later waits get the error as the cause, until the step moves or a publisher registers."""
-    store = MemoryStepStore(4, run="digits")
-    cause = ValueError("out of memory")
-    changes = store.changes()
-    await anext(changes)
-    tasks = [await parked(store.wait_for(5)), await parked(store.wait_for(6)), await parked(anext(changes))]
-    store.fail(cause)
-    ends = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [str(end) for end in ends] == [
-        "the publisher of digits failed at step 4, wanted 5",
-        "the publisher of digits failed at step 4, wanted 6",
-        "the publisher of digits failed at step 4",
-    ]
-    assert all(isinstance(end, PublisherFailedError) and end.__cause__ is cause for end in ends)
-    assert len({id(end) for end in ends}) == 3
-    with pytest.raises(PublisherFailedError, match="wanted 5"):
-        result_without_suspending(store.wait_for(5))
-    assert result_without_suspending(store.wait_for(4)) == 4
-    await store.advance()
-    (await parked(store.wait_for(6))).cancel()
-    store.fail(cause)
-    store.publisher("new")
-    task = await parked(store.wait_for(6))
-    await store.advance()
-    assert await task == 6
-
-
-async def test_close_ends_waits_and_later_calls() -> None:
-    """`aclose` ends each wait with `StoreClosedError`, and so fails every later call; twice is harmless."""
-    async with no_leaks():
-        async with MemoryStepStore(4, run="digits") as store:
-            publisher = store.publisher("chief")
-            changes = store.changes()
-            await anext(changes)
-            tasks = [await parked(store.wait_for(5, timeout=9)), await parked(anext(changes))]
-        for end in await asyncio.gather(*tasks, return_exceptions=True):
-            assert isinstance(end, StoreClosedError)
-        await store.aclose()
-        for coro in (*asynchronous_calls(store), anext(changes)):
-            with pytest.raises(StoreClosedError, match=r"at step 4 of epoch 1, closed.* is closed: make a new one"):
-                await coro
-        for call in (lambda: store.publisher("late"), lambda: store.fail(ValueError()), store.advance_threadsafe):
-            with pytest.raises(StoreClosedError):
-                call()
-        with pytest.raises(StoreClosedError):
-            await store.__aenter__()
-        publisher.close()
-        assert store.latest == Position(1, 4)
-        assert store.statistics().waiting == 0
 
 
 # --- loops and threads

@@ -137,27 +137,6 @@ async def test_lost_data_is_noticed() -> None:
     assert subject.losses == 3
 
 
-@pytest.mark.parametrize("first", ["the writer", "the other"])
-async def test_a_write_that_another_process_has_seen_counts_once(first: str) -> None:
-    """A write's answer is lost, then the server's data: repeated, it counts once, whichever process is back first."""
-    subject = FakeSubject()
-    a, b = subject.run_of("a"), subject.run_of("b")
-    await apply(a, write("a", 1, 10))
-    assert subject.listeners.pop(0) is a  # its connection is cut
-    subject.answers_to_lose = 1
-    with pytest.raises(StoreUnavailableError):
-        await a.update(lambda state: state.apply(write("a", 2, 3)), 1.0)
-    subject.seq, subject.data, subject.listeners = 0, b"", [a, b]
-    a.reset()
-    b.reset()
-    repeated, lifted = write("a", 2, 3, floor=Position(1, 10)), write("b", 1, 0, kind="raise", floor=Position(1, 13))
-    pair = [(a, repeated), (b, lifted)]
-    for run, request in pair if first == "the writer" else reversed(pair):
-        await apply(run, request)
-    assert subject.states[-1].position == Position(1, 13)
-    assert (await apply(a, write("a", 3, 1))).position.step == 14
-
-
 async def test_only_the_last_of_several_messages_is_decoded() -> None:
     """Of messages that arrive together only the last is decoded, unless more than the position has changed."""
     latest: list[int] = []

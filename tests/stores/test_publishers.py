@@ -140,22 +140,6 @@ async def test_the_last_publisher_to_wait_gets_the_error_immediately() -> None:
         await first
 
 
-async def test_a_publisher_is_at_work_once_its_wait_is_answered() -> None:
-    """A publisher whose wait was answered counts as at work before its task runs."""
-    store = MemoryStepStore()
-    chief, worker = store.publisher("chief"), store.publisher("worker")
-    own, other = await wait_as(worker, store, 1), await parked(store.wait_for(5))
-    await store.advance()
-    assert worker.waiting == 0
-    chief.close()
-    assert await own == 1
-    await ticks(3)
-    assert not other.done()
-    worker.close()
-    with pytest.raises(PublisherFinishedError, match="worker finished"):
-        await other
-
-
 async def test_a_publisher_is_at_work_once_its_wait_is_cancelled_or_late() -> None:
     """A publisher whose wait was cancelled, or ran out of time, is at work in the same tick."""
     with ManualClock() as clock:

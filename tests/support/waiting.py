@@ -77,6 +77,36 @@ async def uncancellable(released: asyncio.Event) -> None:
             await released.wait()
 
 
+class Uncancellable:
+    """Waits until it is `released`, and counts the cancels that it swallows; raises `error`, if that is given, at its end."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.waiting = asyncio.Event()
+        self.released = asyncio.Event()
+        self.cancels = 0
+        self.task: asyncio.Task[Any] | None = None
+        """The task in which it has ended."""
+        self._error = error
+
+    async def wait(self, *_: object) -> None:
+        """Wait, whatever is cancelled."""
+        self.waiting.set()
+        while not self.released.is_set():
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                self.cancels += 1
+        self.task = asyncio.current_task()
+        if self._error is not None:
+            raise self._error
+
+    async def release(self) -> None:
+        """Let it end, and wait until everything has seen that."""
+        self.released.set()
+        await until_true(lambda: self.task is not None)
+        await ticks()
+
+
 async def fail(error: BaseException) -> None:
     """Suspend, then raise the error."""
     await asyncio.sleep(0)

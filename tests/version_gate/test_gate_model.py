@@ -1,4 +1,4 @@
-"""The version gate against a model, and under random interleavings and cancellations: the bound holds, no place is lost."""
+"""The version gate against a model, and under random interleavings: the bound holds, no place is lost."""
 
 from __future__ import annotations
 
@@ -243,8 +243,6 @@ class Simulation:
     per_version: int
     in_order: bool = False
     waits_for_due: bool = False
-    resets: bool = False
-    cancels: bool = False
     workers: int = 6
     versions_wanted: int = 40
 
@@ -261,14 +259,11 @@ class Simulation:
 
         async def work() -> None:
             while True:
-                try:
-                    async with gate.admit() as ticket:
-                        assert ticket.position == versions.latest
-                        assert 0 <= ticket.step - ticket.version <= self.max_lag
-                        await pause(2 if rnd.random() < 0.8 else 30)
-                        await queue.put(ticket.hand_off())
-                except ZeroDivisionError:
-                    pass
+                async with gate.admit() as ticket:
+                    assert ticket.position == versions.latest
+                    assert 0 <= ticket.step - ticket.version <= self.max_lag
+                    await pause(2 if rnd.random() < 0.8 else 30)
+                    await queue.put(ticket.hand_off())
                 await pause(1)
 
         ahead: dict[int, Ticket] = {}
@@ -292,26 +287,16 @@ class Simulation:
             batch = 0
             while batch < self.per_version or (self.waits_for_due and gate.due):
                 ticket = await take()
-                age = versions.latest.step - ticket.version if ticket.position.epoch == versions.latest.epoch else None
+                age = versions.latest.step - ticket.version
                 if ticket.use():
-                    assert age is not None
                     assert 0 <= age <= self.max_lag
                     assert ticket.lag == age
                     batch += 1
                 else:
-                    assert age is None or age > self.max_lag
+                    assert age > self.max_lag
             await pause(3)
             await versions.advance()
             made += 1
-            if self.resets and rnd.random() < 0.1:
-                await versions.reset(rnd.randrange(20))
-            if self.cancels:
-                for number, task in enumerate(tasks):
-                    if rnd.random() < 0.2:
-                        task.cancel()
-                        tasks[number] = asyncio.create_task(work())
-                        with pytest.raises(asyncio.CancelledError):
-                            await task
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -336,60 +321,10 @@ async def test_the_bound_holds_in_any_order(max_lag: int, per_version: int) -> N
         assert any(one.stale for one in seen), "the count alone is not enough"
 
 
+@pytest.mark.parametrize("how", ["in_order", "waits_for_due"])
 @pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
-async def test_in_order_no_item_is_stale(max_lag: int, per_version: int) -> None:
-    """Items that are used in the order of their admission are never stale: there the count is enough."""
+async def test_no_item_is_stale(max_lag: int, per_version: int, how: str) -> None:
+    """Used in the order of their admission, or by a trainer that continues to take items until none is due."""
     for seed in range(15):
-        seen = await Simulation(seed, max_lag, per_version, in_order=True).run()
+        seen = await Simulation(seed, max_lag, per_version, **{how: True}).run()  # type: ignore[arg-type]
         assert seen.stale == 0
-
-
-@pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
-async def test_waiting_for_due_items_drops_none(max_lag: int, per_version: int) -> None:
-    """A trainer that continues to take items until none is due never drops one, in whatever order they come."""
-    for seed in range(15):
-        seen = await Simulation(seed, max_lag, per_version, waits_for_due=True).run()
-        assert seen.stale == 0
-
-
-@pytest.mark.parametrize(("max_lag", "per_version"), SHAPES)
-async def test_resets_and_cancellations(max_lag: int, per_version: int) -> None:
-    """Workers are cancelled anywhere and the versions are reset: the bound holds, and every place is freed."""
-    seen = [await Simulation(seed, max_lag, per_version, resets=True, cancels=True).run() for seed in range(15)]
-    assert any(one.abandoned for one in seen), "a worker with an item was cancelled"
-
-
-async def test_a_cancel_at_every_point() -> None:
-    """One of three workers is cancelled at its k-th suspension, for all k: the others are still admitted."""
-    for victim in range(3):
-        for when in range(40):
-            versions = MemoryStepStore()
-            gate = VersionGate(versions, max_lag=1)
-            done: list[int] = []
-
-            async def work(name: int, gate: VersionGate = gate, done: list[int] = done) -> None:
-                for _ in range(3):
-                    async with gate.admit() as ticket:
-                        await asyncio.sleep(0)
-                        if name == 2:
-                            ticket.drop()
-                    done.append(name)
-
-            async def train(versions: MemoryStepStore = versions) -> None:
-                for _ in range(12):
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
-                    await versions.advance()
-
-            tasks = [asyncio.create_task(work(name)) for name in range(3)]
-            trainer = asyncio.create_task(train())
-            for _ in range(when):
-                await asyncio.sleep(0)
-            tasks[victim].cancel()
-            await asyncio.gather(*tasks, trainer, return_exceptions=True)
-            assert all(done.count(name) == 3 for name in range(3) if name != victim)
-            seen = gate.statistics()
-            assert (seen.open, seen.waiting, versions.statistics().waiting) == (0, 0, 0)
-            assert seen.admitted == seen.shipped + seen.dropped
-            await versions.advance(4)
-            assert gate.statistics().room == 2

@@ -141,37 +141,6 @@ async def test_a_stop_ends_the_wait() -> None:
     await cancel_tasks(late)
 
 
-async def test_stopped_while_admitted() -> None:
-    """When a waiter is admitted and stopped in the same tick, the stop wins and the next one gets the place."""
-    coord = Coordinator()
-    gate = VersionGate(MemoryStepStore(), max_lag=0)
-    (first,) = await admit_items(gate, 1)
-    late = [*start_waiting(gate, until=coord.until), *start_waiting(gate)]
-    await ticks(10)
-    first.drop()
-    coord.request_stop()
-    with pytest.raises(StopRequestedError):
-        await late[0]
-    assert (await late[1]).state == "open"
-    assert gate.statistics().open == 1
-
-
-async def test_cancelled_while_admitted() -> None:
-    """When a waiter is admitted and cancelled in the same tick, in either order, the next one gets the place."""
-    for drop_first in (True, False):
-        gate = VersionGate(MemoryStepStore(), max_lag=0)
-        (first,) = await admit_items(gate, 1)
-        late = start_waiting(gate, 2)
-        await ticks(10)
-        for act in (first.drop, late[0].cancel) if drop_first else (late[0].cancel, first.drop):
-            act()
-        with pytest.raises(asyncio.CancelledError):
-            await late[0]
-        assert (await late[1]).number == 1
-        assert late[0].cancelling() == 1
-        assert (gate.statistics().open, gate.statistics().waiting) == (1, 0)
-
-
 async def test_a_log_line_is_about_a_wait_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """Waits that follow each other without a gap are no long wait."""
     caplog.set_level(logging.INFO, logger="aiohooks.version_gate")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 from tests.fuzz import signals
-from tests.fuzz.signals.computing import KINDS, stop_process
 from tests.fuzz.signals.processes import send_to_processes
 
 
@@ -18,7 +17,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.fuzz.signals", description=signals.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--processes", type=int, default=150, help="processes that get signals (default %(default)s)")
-    parser.add_argument("--computing", type=int, default=3, help="of each kind whose steps only compute (default %(default)s)")
     parser.add_argument("--loop", choices=("asyncio", "uvloop", "both"), default="both")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -30,11 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Python {platform.python_version()}, {loop}: {what}; {len(found.violations)} violations")
         print("\n".join(found.violations[:20]), flush=True)
         failed = failed or bool(found.violations)
-    for kind in KINDS if options.computing else ():
-        stops = [stop_process(kind, seed=seed) for seed in range(options.computing)]
-        longest, after = max(one.secs for one in stops), max(one.steps_after for one in stops)
-        print(f"{kind:20} stopped after {1000 * longest:.1f} ms, and {after} step(s) after the signal", flush=True)
-        failed = failed or after > 1
     return int(failed)
 
 
