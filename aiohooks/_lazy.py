@@ -13,6 +13,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are in these modules, and which has these packages.
 
+    A name that is there twice is in the later module.
     Type checkers read the imports that the package has under `TYPE_CHECKING`; they must not see this `__getattr__`, with which
     any name would exist.
     """

@@ -18,26 +18,18 @@ from aiohooks.session.hook import SessionRunHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 
 if TYPE_CHECKING:
-    from typing import TypedDict, Unpack
+    from typing import Unpack
 
     from aiohooks.graph.session import Session
-    from aiohooks.graph.variables import Variables
+    from aiohooks.session.monitored import SessionOptions
     from aiohooks.session.recovery import RecoveryPolicy
-    from aiohooks.session.signals import SignalPolicy
-    from aiohooks.stores.base import StepStore
 
-    class SessionOptions(TypedDict, total=False):
+    class TrainingOptions(SessionOptions, total=False):
         """What a session and its creator take."""
 
-        global_step: StepStore | None
-        variables: Variables | None
         session_factory: Callable[..., Session]
         max_wait_secs: float | None
         recovery: RecoveryPolicy
-        stop_grace_period_secs: float
-        handle_signals: bool | SignalPolicy
-        yield_secs: float | None
-        name: str | None
 
 
 Hooks = Iterable[SessionRunHook | HookRegistration]
@@ -58,7 +50,7 @@ def monitored_training_session(
     log_step_count: Every | None = Every(steps=100),
     summaries: Mapping[str, Any] | Iterable[Any] | None = None,
     summary_dir: str | os.PathLike[str] | None = None,
-    **session: Unpack[SessionOptions],
+    **session: Unpack[TrainingOptions],
 ) -> AsyncMonitoredSession:
     """Return a monitored session with the usual hooks of a training job.
 

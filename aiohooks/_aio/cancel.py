@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 
-from aiohooks._aio.clock import current_clock, wake, wake_after
+from aiohooks._aio.clock import current_clock, wait_woken, wake
 
 _logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
@@ -123,12 +123,9 @@ async def wait_done(tasks: Iterable[asyncio.Future[Any]], secs: float | None) ->
     watched = tuple(pending)
     for task in watched:
         task.add_done_callback(ended)
-    timer = None if secs is None else wake_after(waiter, secs)
     try:
-        await waiter
+        await wait_woken(waiter, secs)
     finally:
-        if timer is not None:
-            timer.cancel()
         for task in watched:
             task.remove_done_callback(ended)
     return not pending

@@ -83,16 +83,16 @@ def wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-def wake_after(waiter: asyncio.Future[None], secs: float, clock: Clock | None = None) -> TimerHandle:
-    """Wake `waiter` in `secs` seconds; cancel the handle when the wait is over."""
-    return (clock or current_clock()).call_later(secs, lambda: wake(waiter))
+async def wait_woken(waiter: asyncio.Future[None], secs: float | None, clock: Clock | None = None) -> None:
+    """Await a waiter that is woken in `secs` seconds at the latest, on `clock`, by default the current one; None: no limit."""
+    timer = None if secs is None else (clock or current_clock()).call_later(secs, lambda: wake(waiter))
+    try:
+        await waiter
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
 async def sleep(secs: float, clock: Clock | None = None) -> None:
     """Wait `secs` seconds on `clock`, by default the current one: tests can control this pause."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    timer = wake_after(waiter, secs, clock)
-    try:
-        await waiter
-    finally:
-        timer.cancel()
+    await wait_woken(asyncio.get_running_loop().create_future(), secs, clock)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_done
-from aiohooks._aio.clock import sleep, wake, wake_after
+from aiohooks._aio.clock import sleep, wait_woken, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_instance, check_mapping, check_secs, checked_int
@@ -303,11 +303,9 @@ class Copier:
     async def _wait_for_next_attempt(self) -> None:
         """Wait as long as the backoff says; `flush` ends the pause."""
         self._pause = asyncio.get_running_loop().create_future()
-        timer = wake_after(self._pause, self.mirror.backoff.pause_secs(self._attempt))
         try:
-            await self._pause
+            await wait_woken(self._pause, self.mirror.backoff.pause_secs(self._attempt))
         finally:
-            timer.cancel()
             self._pause = None
 
     async def flush(self, secs: float | None) -> bool:

@@ -358,10 +358,10 @@ class _AsDefault(contextlib.AbstractContextManager[Graph]):
 
 def held(graph: Graph) -> Callable[[], None]:
     """Finalize a graph while a session is open; return what ends that: after the last session nodes can be added again."""
-    graph._holds += 1  # pyright: ignore[reportPrivateUsage] - of this module
+    graph.finalize()
 
     def release() -> None:
-        graph._holds -= 1  # pyright: ignore[reportPrivateUsage]
+        graph._holds -= 1  # pyright: ignore[reportPrivateUsage] - of this module
         graph._released()  # pyright: ignore[reportPrivateUsage]
 
     return release

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.clock import wake, wake_after
+from aiohooks._aio.clock import current_clock, wake
 from aiohooks._aio.waits import wait_for_others
 from aiohooks._validate import check_mapping, check_secs
 from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, did_you_mean
@@ -124,7 +125,7 @@ class Variables:
             raise values.failed_error()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         values.waiters[waiter] = None
-        timer = None if timeout is None else wake_after(waiter, timeout)
+        timer = None if timeout is None else current_clock().call_later(timeout, functools.partial(wake, waiter))
         try:
             await wait_for_others(waiter)
         finally:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
-from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
+from aiohooks._aio.clock import TimerHandle, current_clock, wait_woken, wake
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, close_unawaited
@@ -354,14 +354,11 @@ class TaskOwner:
         # Looked at again: a request from another thread came before the loop was known, or it will wake the waiter there.
         if not condition():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            timer = None if secs is None else wake_after(waiter, secs)
             self.state.waiters[waiter] = condition
             try:
-                await waiter
+                await wait_woken(waiter, secs)
             finally:
                 del self.state.waiters[waiter]
-                if timer is not None:
-                    timer.cancel()
         return condition()
 
     # -- tasks

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from aiohooks._aio.cancel import new_task, shielded, wait_done
-from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
+from aiohooks._aio.clock import TimerHandle, current_clock, wait_woken, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff, Outages, wait_for_others
 from aiohooks._validate import check_choice, check_secs
@@ -475,12 +475,10 @@ class SharedStepStore(StepStore):
         """Wait until the connection is back, `secs` at most."""
         sleeper: asyncio.Future[None] = get_running_loop().create_future()
         self._sleepers.add(sleeper)
-        timer = wake_after(sleeper, secs, self._clock)
         try:
             with self._outages.outage():
-                await sleeper
+                await wait_woken(sleeper, secs, self._clock)
         finally:
-            timer.cancel()
             self._sleepers.discard(sleeper)
 
     def _wake_sleepers(self) -> None:

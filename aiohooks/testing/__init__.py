@@ -34,16 +34,8 @@ if not TYPE_CHECKING:  # pytest loads this package with the plugin, also where n
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "aiohooks.testing.exploration": __all__,  # what is not named below
             "aiohooks.testing.clock": ("ManualClock",),
-            "aiohooks.testing.exploration": (
-                "ExplorationError",
-                "Explored",
-                "always",
-                "choose",
-                "explore",
-                "may_happen",
-                "unreliable",
-            ),
             "aiohooks.testing.hook_suite": ("check_hook", "hook_checks"),
             "aiohooks.testing.hooks": ("FaultInjectionHook", "RecordingHook"),
             "aiohooks.testing.leaks": ("no_leaks",),

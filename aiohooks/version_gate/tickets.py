@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
-from aiohooks._aio.cancel import current_task
+from aiohooks._aio.cancel import current_task, running_loop
 from aiohooks.errors import InvalidArgumentError, WrongLoopError
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import MAX_STEP
@@ -260,10 +260,7 @@ class AdmissionLedger:
 
     def is_own_loop(self) -> bool:
         """Return whether the running event loop is the ledger's own."""
-        try:
-            return asyncio.get_running_loop() is self._loop
-        except RuntimeError:
-            return False
+        return self._loop is not None and running_loop() is self._loop
 
     def enter(self) -> None:
         """Check that the running event loop is the ledger's own, which is that of the first call; then `sync`.
@@ -272,11 +269,10 @@ class AdmissionLedger:
             WrongLoopError: it is another one, or there is none.
         """
         if self._loop is None:
-            try:
-                self._loop = asyncio.get_running_loop()
-            except RuntimeError:
-                raise WrongLoopError(f"{self!r} is used where no event loop is running") from None
-        elif not self.is_own_loop():
+            self._loop = running_loop()
+        if self._loop is None:
+            raise WrongLoopError(f"{self!r} is used where no event loop is running")
+        if not self.is_own_loop():
             raise WrongLoopError(f"{self!r} is used in another thread or event loop than its own")
         self.sync()
 

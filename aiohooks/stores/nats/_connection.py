@@ -12,7 +12,7 @@ from typing import Any, cast
 from urllib.parse import ParseResult, unquote, urlsplit
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
-from aiohooks._aio.clock import Clock, wake, wake_after
+from aiohooks._aio.clock import Clock, wait_woken, wake
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import CERTIFICATE_HINTS, logger
 
@@ -330,11 +330,7 @@ class NatsConnection:
                 self._last_received = self._clock.now()
                 return
             waiter = self._idle_waiter = asyncio.get_running_loop().create_future()
-            timer = wake_after(waiter, left, self._clock)
-            try:
-                await waiter
-            finally:
-                timer.cancel()
+            await wait_woken(waiter, left, self._clock)
 
     def check_now(self) -> None:
         """End `wait_idle`: the connection, or what this process knows of the run, is to be checked."""
