@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
@@ -25,7 +26,11 @@ else:
     _new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
-_FOLDED = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(asyncio.__file__), f"uvloop{os.sep}")
+_FOLDED = (
+    *(os.path.dirname(one) for one in (os.path.dirname(__file__), asyncio.__file__, importlib.__file__)),
+    *(f"uvloop{os.sep}", "<frozen importlib"),
+)
+"""Where the files are whose frames are not shown."""
 
 if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
     from concurrent.futures import ThreadPoolExecutor
