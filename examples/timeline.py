@@ -1,4 +1,4 @@
-"""What overlaps in a session: feeds taken ahead, hooks that wait, a hook in the background, and checkpoints.
+"""What runs concurrently in a session: feeds taken ahead, hooks that wait, a hook in the background, and checkpoints.
 
 In turn, all of this would take more than twice as long. The session records its timeline, and this program prints that of its
 last steps; with --picture it draws the picture of the README.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._aio.cancel import running_loop
+from aiohooks._diagnostics import PACKAGE
 from aiohooks._validate import check_callable, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
 from aiohooks.session.signals import stopped_by
@@ -25,7 +27,7 @@ else:
     _new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
-_FOLDED = (os.path.dirname(os.path.dirname(__file__)), os.path.dirname(asyncio.__file__), f"uvloop{os.sep}")
+_FOLDED = (PACKAGE, *(os.path.dirname(one) for one in (asyncio.__file__, importlib.__file__)), "uvloop/", "<frozen importlib")
 
 if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
     from concurrent.futures import ThreadPoolExecutor
@@ -55,15 +57,6 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         InvalidArgumentError: `main` is a coroutine and not the function; write `run(main, ...)`, not `run(main(...))`.
         WrongLoopError: an event loop is running already, as in a notebook; write `await main(...)` there.
     """
-    try:
-        return _run(main, args)
-    except BaseException:
-        if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
-            sys.excepthook = _print_folded
-        raise
-
-
-def _run(main: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> T:
     check_callable(main, "main")
     if not is_coroutine_function(main):
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`)")
@@ -76,8 +69,11 @@ def _run(main: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> 
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
             result = runner.run(main(*args))
-    except (KeyboardInterrupt, RuntimeError, StopRequestedError) as error:
-        if loop is None or (number := stopped_by(loop)) is None:
+    except BaseException as error:
+        if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
+            sys.excepthook = _print_folded
+        ends = isinstance(error, (KeyboardInterrupt, RuntimeError, StopRequestedError))
+        if not ends or loop is None or (number := stopped_by(loop)) is None:
             raise
         if isinstance(error, StopRequestedError):  # a session was stopped before it was open
             _exit_by_signal(number)
@@ -94,16 +90,17 @@ def _run(main: Callable[..., Coroutine[Any, Any, T]], args: tuple[Any, ...]) -> 
 def _print_folded(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
     # The error itself keeps all frames: a debugger finds them.
     shown = traceback.TracebackException(kind, error, tb)
-    _fold(shown)
-    print("(frames of aiohooks and asyncio are left out; `python -X dev` shows them)", file=sys.stderr)
+    if _fold(shown):
+        print("(frames of aiohooks and asyncio are left out; `python -X dev` shows them)", file=sys.stderr)
     shown.print()
 
 
-def _fold(shown: traceback.TracebackException | None) -> None:
-    if shown is not None:
-        shown.stack[:-1] = [frame for frame in shown.stack[:-1] if not frame.filename.startswith(_FOLDED)]
-        for one in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
-            _fold(one)
+def _fold(shown: traceback.TracebackException | None) -> int:
+    if shown is None:
+        return 0
+    count = len(shown.stack)
+    shown.stack[:-1] = [frame for frame in shown.stack[:-1] if not frame.filename.startswith(_FOLDED)]
+    return count - len(shown.stack) + sum(map(_fold, (shown.__cause__, shown.__context__, *(shown.exceptions or ()))))
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,17 @@ def entries() -> dict[str, dict[str, Any]]:
     return {package: dict(sorted(things.items(), key=_order)) for package, things in found.items()}
 
 
-def _order(item: tuple[str, Any]) -> tuple[bool, bool, str]:
-    # First what most programs use: what `aiohooks` has itself. The base of all errors comes before the others.
+def _order(item: tuple[str, Any]) -> tuple[bool, bool, int, str]:
+    # First the base of all errors; then what most programs use: what `aiohooks` has itself, and the pages name most.
     path, name = item[0], item[0].rpartition(".")[2]
-    return name != "AiohooksError", path != f"aiohooks.{name}", name.lower()
+    often = 0 if path.startswith("aiohooks.errors.") else _mentions()[name]
+    return name != "AiohooksError", path != f"aiohooks.{name}", -often, name.lower()
+
+
+@functools.cache
+def _mentions() -> Counter[str]:
+    text = "".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
+    return Counter(re.findall(r"(?:ah\.|`)(\w+)", text))
 
 
 def package_of(module: str) -> str:
