@@ -326,5 +326,5 @@ async def test_the_bound_holds_in_any_order(max_lag: int, per_version: int) -> N
 async def test_no_item_is_stale(max_lag: int, per_version: int, how: str) -> None:
     """Used in the order of their admission, or by a trainer that continues to take items until none is due."""
     for seed in range(15):
-        seen = await Simulation(seed, max_lag, per_version, **{how: True}).run()  # type: ignore[arg-type]
+        seen = await Simulation(seed, max_lag, per_version, **{how: True}).run()
         assert seen.stale == 0
