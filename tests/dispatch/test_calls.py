@@ -105,6 +105,3 @@ async def test_context_variables_of_hooks_reach_the_step_and_the_caller(suspends
     assert sorted(name for name, _ in seen) == ["caller", *[f"hook {number}" for number in HOOKS], "step"]
     assert [values for _, values in seen] == [list(HOOKS)] * 7
     assert [variable.get() for variable in after] == [1] * 5
-
-
-# -- taking turns

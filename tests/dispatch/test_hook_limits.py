@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -18,12 +16,8 @@ from tests.support.waiting import forever, ticks
 PHASES = ("begin", "before_run", "end", "close")
 
 
-def hooked(phase: str, call: Callable[..., Awaitable[Any]], **options: Any) -> ah.dispatch.HookRegistration:
-    return ah.configure(PhaseHook(phase, call), **options)
-
-
 async def use(*hooks: ah.SessionRunHook | ah.dispatch.HookRegistration) -> None:
-    """Configure a hook that calls the function in the phase."""
+    """Run a session with these hooks once."""
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         await session.run("loss")
 
@@ -43,7 +37,7 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
             finally:
                 cancelled.append(phase)
 
-        using = asyncio.create_task(use(hooked(phase, hangs, timeout=5), RecordingHook()))
+        using = asyncio.create_task(use(ah.configure(PhaseHook(phase, hangs), timeout=5), RecordingHook()))
         await ticks(20)
         clock.advance(4.9)
         await ticks(20)

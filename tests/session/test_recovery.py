@@ -100,9 +100,6 @@ async def test_several_hooks_that_are_lost_are_recovered_together() -> None:
         assert session.status().recoveries == 1
 
 
-# -- what outlives it
-
-
 # -- pauses
 
 

@@ -1,4 +1,4 @@
-"""The contract of step stores, on the one in memory: positions, writing, waiting, timeouts, resets."""
+"""The contract of step stores, on the one in memory: positions, writing, waiting, timeouts."""
 
 from __future__ import annotations
 
@@ -183,6 +183,3 @@ async def test_store_made_outside_a_loop_uses_the_loops_clock() -> None:
     store = await to_thread.run_sync(MemoryStepStore)
     with pytest.raises(StepTimeoutError):
         await store.wait_for(1, timeout=0.001)
-
-
-# --- resets

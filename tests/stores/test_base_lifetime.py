@@ -1,4 +1,4 @@
-"""The contract of step stores, on the one in memory: changes, failing, closing, loops and threads, statistics, subscriptions."""
+"""The contract of step stores, on the one in memory: changes, loops and threads, statistics, subscriptions."""
 
 from __future__ import annotations
 
@@ -70,9 +70,6 @@ async def test_changes_end_by_aclose() -> None:
         assert "closed" in repr(changes)
         await store.advance()
         assert await others == Position(1, 1)
-
-
-# --- failing, closing
 
 
 # --- loops and threads
