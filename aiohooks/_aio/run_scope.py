@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiohooks._aio.observers import RunObserver
 
@@ -34,6 +34,8 @@ class RunScope:
     """Whether an attempt of it has been committed."""
     observers: tuple[RunObserver, ...] = ()
     """Those of the current attempt; a hook adds its own in `before_run`."""
+    recording: Any = None
+    """The effects of the current attempt (`dispatch.effects.Recording`), where they are delivered."""
 
     def __init__(self, session: RunOwner | None, publisher: object, outer: RunScope | None) -> None:
         """Make the scope of a run of `session`, or of none, which is nested in `outer`."""

@@ -203,6 +203,9 @@ class AsyncMonitoredSession(Requests):
         step = session.global_step.latest.step + 1
         if hooks.in_runs:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
+            recording = None if state.outbox is None else state.outbox.begin_attempt(step)
+            if recording is not None:
+                recording.context, scope.recording = context, recording
             asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)  # all hooks, overlapping
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
@@ -213,6 +216,8 @@ class AsyncMonitoredSession(Requests):
                 hooks.merger.name_owners(error, asked)
                 raise
             scope.committed = True
+            if recording is not None:
+                recording.committed = True
             result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
             answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
@@ -511,6 +516,7 @@ def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, ho
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
         hooks=tuple(hooks.background.status(hooks.registered)),
+        effects=() if state.outbox is None else state.outbox.status(),
     )
 
 
