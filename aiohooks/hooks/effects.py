@@ -364,9 +364,9 @@ class EffectsHook(SessionRunHook):
         if kind.attempts == 1:
             kind.failing_since = now
         tried = f"delivery of {one.effect.key} failed, in attempt {kind.attempts} and after {now - kind.failing_since:.3g} s"
-        if is_logged(kind.attempts):
+        if is_logged(kind.failures) or (kind.attempts > 1 and is_logged(kind.attempts)):
             behind = f"{len(kind.ready) - 1} of {name!r} wait behind it"
-            _logger.warning("%s; %s: %s", tried, behind, kind.last_error, exc_info=error if kind.attempts == 1 else None)
+            _logger.warning("%s; %s: %s", tried, behind, kind.last_error, exc_info=error if kind.failures == 1 else None)
         if kind.attempts == self._max_attempts and self._coord is not None:
             kind.given_up = True
             add_note(error, f"{tried}; max_attempts={self._max_attempts}")
@@ -375,9 +375,13 @@ class EffectsHook(SessionRunHook):
     async def drain(self, secs: float | None = None) -> bool:
         """Deliver what can be, for at most `drain_secs`; return whether the latest `state_dict` has what is delivered now."""
         self._deliver()
-        done = self._wait_until(lambda: all(kind.task is None for kind in self._kinds.values()))
-        with contextlib.suppress(TimeoutError):
-            await limited(done, self._drain_secs if secs is None else secs, "the delivery of effects")
+        if (
+            any(kind.task is not None for kind in self._kinds.values())
+            and (secs := self._drain_secs if secs is None else secs) != 0
+        ):
+            done = self._wait_until(lambda: all(kind.task is None for kind in self._kinds.values()))
+            with contextlib.suppress(TimeoutError):
+                await limited(done, secs, "the delivery of effects")
         return self._changed
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
