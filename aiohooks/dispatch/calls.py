@@ -27,7 +27,7 @@ from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import is_coroutine_function
-from aiohooks.dispatch.effects import call_as
+from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, printable, raise_unchanged, safe_repr
@@ -123,10 +123,10 @@ class RegisteredHook:
         return self.registration.hook
 
     @property
-    def recorder(self) -> str:
-        """The name under which it records effects: its own, or that of its class."""
-        name: str = getattr(self.hook, "name", "")
-        return name if isinstance(name, str) and name else self.name  # pyright: ignore[reportUnnecessaryIsInstance]
+    def recorder(self) -> Recorder:
+        """The name under which it records effects, its own or that of its class; and its order."""
+        name: object = getattr(self.hook, "name", "")
+        return name if isinstance(name, str) and name else self.name, self.registration.order
 
     def status(self, pending: int) -> HookStatus:
         """Return what has become of its calls, of which `pending` are queued."""
@@ -370,8 +370,11 @@ async def call_groups(  # what a session gives besides a group is given by name:
                     group.hooks[number].counted += not call.queued
                     method = call.method
                     if recording is not None:
-                        caller = "" if waits is not None else f"{recording.recorder()}."
-                        method = functools.partial(call_as, caller + group.hooks[number].recorder, method)
+                        recorder = group.hooks[number].recorder
+                        if waits is None:  # called by a hook or an operation
+                            caller, order = recording.recorder()
+                            recorder = f"{caller}.{recorder[0]}", order
+                        method = functools.partial(call_as, recorder, method)
                     overlap.start(number, method, given, keywords, call.name, call.secs, context)
                 else:
                     group.hooks[number].counted += 1
@@ -398,7 +401,7 @@ async def call_groups(  # what a session gives besides a group is given by name:
     return answers
 
 
-def _called_in_turn(group: OrderGroup, answers: Sequence[Any], before: int) -> str:
+def _called_in_turn(group: OrderGroup, answers: Sequence[Any], before: int) -> Recorder:
     """Return the recorder of the hook that is called now, when so many of its group have answered."""
     return group.hooks[len(answers) - before].recorder
 

@@ -3,7 +3,7 @@
 effect        record one, in the current run or call of a group
 Effect        what is delivered
 Recording     the effects of one attempt of a run, or of one call of a group
-Outbox        what takes the recordings of a session's runs
+Outbox        what takes the effects of a session's runs
 
 A recording knows who records: a hook or an operation, by which its effects are numbered, so that the order of those that overlap
 changes no number.
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 from aiohooks._aio.run_scope import begin_run, current_run, current_scope
@@ -26,7 +26,13 @@ T = TypeVar("T")
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _MAX_DEPTH = 32  # a checkpoint holds 64, with what is around it
 
-_recorder: ContextVar[str | None] = ContextVar("aiohooks_recorder", default=None)
+LATE = 100
+"""The order of hooks that save: what records in `after_run` has a lower one."""
+
+Recorder: TypeAlias = tuple[str, int]
+"""A hook or an operation, by its name, and the order of the hook."""
+
+_recorder: ContextVar[Recorder | None] = ContextVar("aiohooks_recorder", default=None)
 """The hook or operation that the current task calls; those that are called in turn are found by `Recording.turn`."""
 
 
@@ -102,35 +108,44 @@ def record(kind: str, payload: Any, context: object = None) -> str:
 
 
 class Recording:
-    """The effects of one attempt of a run, or of one call of a group."""
+    """The effects of the latest attempt that has any, of the runs of a session; or those of a call of a group.
 
-    __slots__ = ("_prefix", "closed", "committed", "context", "counts", "effects", "kinds", "step", "turn")
+    An attempt is known by its `SessionRunContext`. So what every run has to do is to set some attributes; the rest is done when
+    the first effect of an attempt is recorded.
+    """
 
-    def __init__(self, kinds: Collection[str] | None, prefix: str) -> None:
+    __slots__ = ("_outbox", "_prefix", "closed", "committed", "context", "counts", "effects", "kinds", "recorded", "step", "turn")
+
+    def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, prefix: str = "") -> None:
         """Begin without effects.
 
         Args:
             kinds: the kinds that have handlers; None for any.
-            prefix: the beginning of each key.
+            outbox: takes the effects of attempts that are committed.
+            prefix: the beginning of each key; that of an outbox is set by its `begin_attempt`.
         """
         self.kinds: Collection[str] | None = kinds
-        self.effects: list[Effect] = []
+        self._outbox = outbox
+        self.context: object = None
+        """The current attempt, or the latest."""
+        self.step: int = 0
+        """The step of its run."""
+        self.committed: object = self
+        """The latest attempt that was committed."""
+        self.closed: object = self
+        """The latest attempt that takes no more effects."""
         self.turn: tuple[Any, ...] | None = None
         """A function that returns the name of what is called in turn now, and its arguments."""
-        self.begin(prefix, 0, {})
+        self.begin(prefix, {})
 
-    def begin(self, prefix: str, step: int, counts: dict[str, int]) -> None:
-        """Begin an attempt of the run of `step`, of which each recorder has that many effects before."""
-        self.step: int = step
+    def begin(self, prefix: str, counts: dict[str, int]) -> None:
+        """Begin to record for the current attempt; each recorder has that many effects of its step before."""
+        self._prefix = prefix
         self.counts: dict[str, int] = counts
         """How many effects each recorder has."""
-        self._prefix = prefix
-        self.context: object = None
-        """The `SessionRunContext` of the attempt."""
-        self.committed: bool = False
-        """Whether the run is committed."""
-        self.closed: bool = False
-        """Whether it takes no more effects."""
+        self.effects: list[Effect] = []
+        self.recorded: object = self.context
+        """The attempt that `effects` are of."""
 
     def add(self, kind: str, payload: Any) -> str:
         """Record an effect, and return its key."""
@@ -142,43 +157,75 @@ class Recording:
             )
             raise InvalidArgumentError(f"kind of an effect is {kind!r}; give {known}")
         copied = _copied(payload, f"the payload of effect {kind!r}")
-        if self.closed:
+        if self.closed is self.context:
             raise EffectError(
-                f"effect({kind!r}) was called after the effects of step {self.step} were taken for its checkpoint; give a hook "
-                "that records effects in after_run an order below that of EffectsHook, which is 99"
+                f"effect({kind!r}) was called after the effects of step {self.step} were taken; call it in the run, before the "
+                "step is saved"
             )
-        recorder = self.recorder()
+        recorder, order = self.recorder()
+        if order >= LATE and self.committed is self.context:
+            raise EffectError(
+                f"effect({kind!r}) was called in after_run of {recorder}, whose order is {order}, when its step may have been "
+                f"saved; give the hook an order below {LATE}, that of CheckpointSaverHook"
+            )
+        if self.recorded is not self.context and self._outbox is not None:
+            self._outbox.begin_attempt()
         number = self.counts[recorder] = self.counts.get(recorder, 0) + 1
         run = f"{self._prefix}/{self.step}" if self.step else self._prefix
-        made = Effect(kind, copied, f"{run}/{recorder}/{number}", self.step)
+        made = Effect(kind, copied, f"{run}/{recorder.replace('/', '|')}/{number}", self.step)
         self.effects.append(made)
         return made.key
 
-    def recorder(self) -> str:
-        """Return the name of the hook or operation that is called."""
-        name = _recorder.get()
-        if name is None and self.turn is not None:
+    def recorder(self) -> Recorder:
+        """Return the hook or operation that is called."""
+        recorder = _recorder.get()
+        if recorder is None and self.turn is not None:
             find, *args = self.turn
-            name = find(*args)
-        return name or "step"
+            recorder = find(*args)
+        return recorder or ("step", 0)
 
-    def mark(self) -> tuple[int, dict[str, int]]:
-        """Return the current state, for `rewind`."""
-        return len(self.effects), dict(self.counts)
+    def mark(self) -> int:
+        """Return how many effects the attempt has, for `rewind`."""
+        return len(self.effects) if self.recorded is self.context else 0
 
-    def rewind(self, mark: tuple[int, dict[str, int]]) -> None:
+    def rewind(self, mark: int) -> None:
         """Drop what was recorded since `mark`."""
-        length, counts = mark
-        del self.effects[length:]
-        self.counts.clear()
-        self.counts.update(counts)
+        if self.recorded is self.context:
+            for one in self.effects[mark:]:
+                self.counts[one.key.split("/")[-2]] -= 1
+            del self.effects[mark:]
+
+    def end(self) -> bool:
+        """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
+        self.closed = self.context
+        effects, self.effects = self.effects, []
+        if self._outbox is None:
+            return False
+        return self._outbox.take(effects if self.recorded is self.committed else [], self.counts)
+
+    async def wait_for_room(self) -> None:
+        """Wait while the outbox has too many effects; a stop ends the wait."""
+        if self._outbox is not None:
+            await self._outbox.wait_for_room()
+
+    def status(self) -> tuple[EffectStatus, ...]:
+        """Return the counts of each kind."""
+        return () if self._outbox is None else self._outbox.status()
 
 
 class Outbox(Protocol):
     """Takes the effects of a session's runs."""
 
-    def begin_attempt(self, step: int) -> Recording:
-        """Return the recording of an attempt that begins now, of the run of `step`."""
+    def begin_attempt(self) -> None:
+        """Call `begin` of the recording: the current attempt records its first effect."""
+        ...
+
+    def take(self, effects: Sequence[Effect], counts: dict[str, int]) -> bool:
+        """Take the effects of a committed attempt, and how many each recorder has; return whether there are too many."""
+        ...
+
+    async def wait_for_room(self) -> None:
+        """Wait while there are too many; a stop ends the wait."""
         ...
 
     def status(self) -> tuple[EffectStatus, ...]:
@@ -186,7 +233,7 @@ class Outbox(Protocol):
         ...
 
 
-async def call_as(recorder: str, call: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
+async def call_as(recorder: Recorder, call: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
     """Make a call, in a task of its own, whose effects are those of `recorder`."""
     token = _recorder.set(recorder)
     try:
@@ -201,14 +248,14 @@ def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) 
     """Record the effects of the block, a call of the group `name`, and hand them over at its end, unless it fails."""
     outer, before = current_run(), current_scope.get()
     scope = begin_run(None if outer is None else outer.session, None if outer is None else outer.publisher)
-    recording = scope.recording = Recording(None, f"{name}/{uuid4().hex}")
+    recording = scope.recording = Recording(None, None, f"{name}/{uuid4().hex}")
     if outer is not None:
         scope.observers = outer.observers
     try:
         yield
     finally:
         scope.active = False
-        recording.closed = True
+        recording.closed = recording.context
         current_scope.set(before)
     if recording.effects:
         hand_over(tuple(recording.effects))

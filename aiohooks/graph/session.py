@@ -19,7 +19,7 @@ from aiohooks._aio.run_scope import current_scope
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.dispatch.calls import NO_KEYWORDS
-from aiohooks.dispatch.effects import call_as
+from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.errors import (
     FetchError,
     GraphError,
@@ -426,9 +426,9 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
     return dataclasses.replace(operation, call=observed)
 
 
-def _called_in_turn(operations: Sequence[PlannedOperation], values: Sequence[Any]) -> str:
-    """Return the name of the operation that is called now: the first without a value."""
-    return next((one.name for one in operations if values[one.slot] is MISSING), "step")
+def _called_in_turn(operations: Sequence[PlannedOperation], values: Sequence[Any]) -> Recorder:
+    """Return the operation that is called now: the first without a value."""
+    return next((one.name for one in operations if values[one.slot] is MISSING), "step"), 0
 
 
 class OperationCalls(Overlap):
@@ -462,11 +462,11 @@ class OperationCalls(Overlap):
                 continue
             context = self._context(one)
             if one.may_wait:
-                call = one.call if self._recording is None else functools.partial(call_as, one.name, one.call)
+                call = one.call if self._recording is None else functools.partial(call_as, (one.name, 0), one.call)
                 self.start(slot, call, (values,), NO_KEYWORDS, one.name, context=context)
                 continue
             if self._recording is not None:
-                self._recording.turn = (str, one.name)
+                self._recording.turn = (tuple, (one.name, 0))
             try:
                 result = context.run(one.call, values)
                 if one.is_async:

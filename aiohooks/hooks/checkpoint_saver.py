@@ -18,6 +18,7 @@ from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
+from aiohooks.dispatch.effects import LATE
 from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import checked_numbers, scalar
@@ -67,7 +68,7 @@ class CheckpointSaverHook(ScheduledHook):
     A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph, checkpoint_dir=...)`.
     """
 
-    order: ClassVar[int] = 100
+    order: ClassVar[int] = LATE
 
     # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has these independent choices.
     def __init__(
@@ -143,7 +144,6 @@ class CheckpointSaverHook(ScheduledHook):
         self._last: Checkpoint | None = None  # also while it is written
         self._evaluators: list[EvaluatorHook] = []
         self._effects: list[EffectsHook] = []
-        self._requested = False
         self._epoch = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
@@ -213,10 +213,6 @@ class CheckpointSaverHook(ScheduledHook):
         shared, given = getattr(session, "saver", None), self._given
         return shared is not None and (given is None or given.checkpoint_dir == shared.checkpoint_dir)
 
-    def request_save(self) -> None:
-        """Save at the end of the current step, or of the next one, also if no save is due."""
-        self._requested = True
-
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the metrics. Raise the error of a failed save."""
         self._raise_failure()
@@ -236,7 +232,9 @@ class CheckpointSaverHook(ScheduledHook):
         self._raise_failure()
         self._results = run_values.results or {}
         step = self._seen_step = run_context.global_step
-        is_due = (self._requested or self._timer.due(step, self._now())) and not self._is_saved(step)
+        is_due = self._timer.due(step, self._now()) and not self._is_saved(step)
+        if self._effects and not is_due:
+            is_due = any(one.wants_save for one in self._effects) and not self._is_saved(step)
         skips = is_due and self._skips and self._write_task is not None
         self.skipped += skips
         return is_due and not skips
@@ -343,7 +341,6 @@ class CheckpointSaverHook(ScheduledHook):
         if not interim:
             self._timer.mark(step, self._now())
         state, marks = session.state_dict(), [one.mark() for one in self._effects]
-        self._requested = False
         metrics = {**({} if again is None else again.metrics), **checked_numbers(self._results), **self._evaluated_at(step)}
         self._last = Checkpoint(step, 0, metrics, interim=interim)
         if interim:

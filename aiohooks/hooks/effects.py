@@ -13,9 +13,9 @@ import contextlib
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 from uuid import uuid4
 
 from aiohooks._aio.backoff import Backoff
@@ -25,12 +25,12 @@ from aiohooks._aio.long_waits import WaitLog
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.run_scope import leave_run
 from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_coroutine_function
-from aiohooks.dispatch.calls import is_logged, only_if
+from aiohooks.dispatch.calls import is_logged
 from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, StopRequestedError, add_note, printable, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator, owner_of
-from aiohooks.session.hook import SessionRunContext, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import SessionRunHook
 
 _logger = logging.getLogger("aiohooks.hooks")
 
@@ -46,10 +46,6 @@ class _SavesEffects(Protocol):
         """Return whether the session is restored from what it saves."""
         ...
 
-    def request_save(self) -> None:
-        """Save at the end of the current step, also if nothing is due."""
-        ...
-
 
 class EffectsHook(SessionRunHook):
     """Delivers what steps and hooks record with `aiohooks.effect`, when it can no longer be undone.
@@ -59,14 +55,12 @@ class EffectsHook(SessionRunHook):
     again, under the same key. Each kind is delivered beside the training by a task of its own, in order, at least once, and
     repeated with growing pauses. What is not delivered yet is in the checkpoints, and delivered by the next process.
 
-    The effects of a run are taken after the `after_run` of hooks with an order below 99. While `max_pending` effects can be
-    delivered and are not, runs wait, as their receivers are too slow; when as many wait for a checkpoint, one is saved.
+    While `max_pending` effects can be delivered and are not, runs that record some wait at their end, as the receivers are too
+    slow; when as many wait for a checkpoint, one is saved.
 
     At a clean end, the last checkpoint is saved, its effects are delivered for at most `drain_secs`, and a checkpoint without
     them is saved. Whatever is left is counted in a warning.
     """
-
-    order: ClassVar[int] = 99
 
     # Each says something of its own about the delivery, and most programs give the handlers only.
     def __init__(
@@ -127,6 +121,8 @@ class EffectsHook(SessionRunHook):
         self._kinds = {kind: _Kind(handler) for kind, handler in self._handlers.items()}
         self._unsaved: deque[_Pending] = deque()
         """The effects that wait for a checkpoint; the others are in `ready` of their kinds."""
+        self._ready: int = 0
+        """How many can be delivered."""
         self._last = 0
         """The number of the effect that was taken last."""
         self._changed = False
@@ -135,7 +131,8 @@ class EffectsHook(SessionRunHook):
         self._step = 0
         self._resets = 0
         self._counts: dict[str, int] = {}
-        self._recording = Recording(self._handlers, self._run)
+        self.recording: Recording = Recording(self._handlers, self)
+        """Where the runs of the session record."""
         self._loaded = False
         """Whether a state was loaded for the next session."""
         self._coord: Coordinator | None = None
@@ -159,7 +156,7 @@ class EffectsHook(SessionRunHook):
             InvalidHookError: the session has another `EffectsHook`.
         """
         state = owner_of(coord).state
-        if state.outbox not in (None, self):
+        if state.recording not in (None, self.recording):
             raise InvalidHookError("the session has two EffectsHooks; give one of them the handlers of all kinds")
         hooks: Mapping[str, Any] = getattr(session, "stateful_hooks", dict)()
         savers = [one for one in hooks.values() if isinstance(one, _SavesEffects)]
@@ -174,38 +171,22 @@ class EffectsHook(SessionRunHook):
             self.load_state_dict({"pending": ()})  # the checkpoint is from before this hook
         self._loaded = False
         self._coord, self._grace_secs = coord, state.grace_secs
-        state.outbox = self
+        state.recording = self.recording
         self._context = copy_context()
         self._context.run(leave_run)
         for kind in self._kinds.values():
             kind.attempts, kind.given_up = 0, False
         self._deliver()
 
-    @only_if("_take_and_find_no_room")
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Take the effects of the run; wait while too many are not delivered. A stop ends the wait."""
-        assert self._coord is not None
-        with contextlib.suppress(StopRequestedError):
-            await self._coord.until(self._wait_until(lambda: self._count_ready() < self._max_pending))
-
-    def _take_and_find_no_room(self, run_context: SessionRunContext, run_values: SessionRunValues) -> bool:
-        """Take the effects of the run; return whether to wait for deliveries."""
-        self._recording.closed = True
-        if self._recording.effects:
-            self._take_committed()
-            if self._saver is not None and len(self._unsaved) >= self._max_pending:
-                self._saver.request_save()
-        return bool(self._count_ready() >= self._max_pending)
-
     async def end(self, session: Session) -> None:
         """Deliver what is left; where there is a saver, that has it done after the last checkpoint."""
-        self._take_committed()
+        self.recording.end()
         if self._saver is None:
             await self.drain()
 
     async def close(self, exc: BaseException | None) -> None:
         """End the deliveries, and log how many effects are left; what no checkpoint has gets half of the grace period."""
-        self._take_committed()
+        self.recording.end()
         if self._saver is None and exc is not None:
             await self.drain(min(self._grace_secs / 2, math.inf if self._drain_secs is None else self._drain_secs))
         tasks = [kind.task for kind in self._kinds.values() if kind.task is not None]
@@ -221,38 +202,40 @@ class EffectsHook(SessionRunHook):
 
     # -- the outbox
 
-    def begin_attempt(self, step: int) -> Recording:
-        """Return the recording of an attempt of the run of `step`; called by the session."""
-        recording = self._recording
-        if recording.committed:
-            self._take_committed()
-        if recording.effects:
-            recording.effects = []  # of an attempt that failed before its commit
+    def begin_attempt(self) -> None:
+        """Begin to record for the current attempt; called by the recording."""
+        step = self.recording.step
         resets = self._resets + (step < self._step)
-        recording.begin(f"{self._run}+{resets}" if resets else self._run, step, dict(self._counts) if step == self._step else {})
-        return recording
+        prefix = f"{self._run}+{resets}" if resets else self._run
+        self.recording.begin(prefix, dict(self._counts) if step == self._step else {})
 
-    def _take_committed(self) -> None:
-        """Take the effects of the latest attempt, if that is committed; it takes no more."""
-        recording = self._recording
-        if not recording.committed:
-            return
-        recording.closed = True
-        effects, recording.effects = recording.effects, []
-        if not effects:
-            return
-        self._resets += recording.step < self._step
-        self._step, self._counts = recording.step, recording.counts
+    def take(self, effects: Sequence[Effect], counts: dict[str, int]) -> bool:
+        """Take the effects of a committed attempt; return whether too many can be delivered and are not."""
+        if effects:
+            self._resets += effects[0].step < self._step
+            self._step, self._counts = effects[0].step, counts
         for one in effects:
             self._last += 1
             self._unsaved.append(_Pending(one, self._last))
         if self._at_commit:
             self.release(self._last)
+        return bool(self._ready >= self._max_pending)
+
+    async def wait_for_room(self) -> None:
+        """Wait while too many can be delivered and are not; a stop ends the wait."""
+        assert self._coord is not None
+        with contextlib.suppress(StopRequestedError):
+            await self._coord.until(self._wait_until(lambda: self._ready < self._max_pending))
 
     @property
     def unsaved(self) -> int:
-        """How many effects wait for a checkpoint."""
-        return len(self._unsaved)
+        """How many effects wait for a checkpoint, with those of the current run."""
+        return len(self._unsaved) + len(self.recording.effects)
+
+    @property
+    def wants_save(self) -> bool:
+        """Whether too many effects wait for a checkpoint."""
+        return self.unsaved >= self._max_pending
 
     def mark(self) -> int:
         """Return what `release` wants when the state that is taken now is durable."""
@@ -263,11 +246,13 @@ class EffectsHook(SessionRunHook):
         while self._unsaved and self._unsaved[0].number <= mark:
             one = self._unsaved.popleft()
             self._kinds[one.effect.kind].ready.append(one)
+            self._ready += 1
         self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the effects that are not delivered, and what the keys of the next ones depend on."""
-        self._take_committed()
+        if self.recording.committed is self.recording.context:
+            self.recording.end()
         pending = self._pending()
         self._changed = False
         for one in pending:
@@ -282,7 +267,7 @@ class EffectsHook(SessionRunHook):
             InvalidArgumentError: an effect in it has no handler.
         """
         check_mapping(state, "state", optional=False)
-        self._take_committed()
+        self.recording.end()
         effects = [Effect(kind, payload, key, step) for kind, key, step, payload in state["pending"]]
         if unknown := sorted({one.kind for one in effects} - self._kinds.keys()):
             raise InvalidArgumentError(
@@ -299,6 +284,7 @@ class EffectsHook(SessionRunHook):
         self._unsaved = deque(one for one in kept if one.number in unsaved)
         for name, kind in self._kinds.items():
             kind.ready = deque(one for one in kept if one.effect.kind == name and one.number not in unsaved)
+        self._ready = len(kept) - len(self._unsaved)
         if undone := [one for key, one in before.items() if key not in {one.effect.key for one in kept}]:
             _logger.warning("effects of steps that are undone are dropped: %s", _counted(undone))
         self._run = self._given_run or state.get("run", self._run)
@@ -310,9 +296,6 @@ class EffectsHook(SessionRunHook):
         """Return what is not delivered, in order."""
         ready = (one for kind in self._kinds.values() for one in kind.ready)
         return sorted((*ready, *self._unsaved), key=lambda one: one.number)
-
-    def _count_ready(self) -> int:
-        return sum(len(kind.ready) for kind in self._kinds.values())
 
     def status(self) -> tuple[EffectStatus, ...]:
         """Return the counts of each kind, as `session.status().effects` does."""
@@ -351,6 +334,7 @@ class EffectsHook(SessionRunHook):
                 self._changed = self._changed or one.saved
                 if kind.ready and kind.ready[0] is one:  # else its step was undone meanwhile
                     kind.ready.popleft()
+                    self._ready -= 1
                 self._wake_waiters()
         finally:
             kind.task = None

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohooks as ah
+from aiohooks._aio.clock import sleep
 from aiohooks.checkpoint import KeepNewest
 from aiohooks.dispatch.effects import Recording
 from aiohooks.hooks.effects import EffectsHook
@@ -118,13 +119,13 @@ class Life:
         for _ in range(self.rng.choice([0, 1, 3])):
             await asyncio.sleep(0)
         if self.program.waits and self.rng.random() < 0.3:
-            await asyncio.sleep(self.rng.uniform(0, 0.003))
+            await sleep(self.rng.uniform(0, 0.003))
 
     def handler(self, kind: str) -> Callable[[ah.Effect], Any]:
         async def deliver(effect: ah.Effect) -> None:
             self.event()
             if kind == "charge":
-                await asyncio.sleep(self.rng.uniform(0, 0.004))
+                await sleep(self.rng.uniform(0, 0.004))
             fails = kind == "notify" and self.rng.random() < 0.4
             if fails and self.rng.random() < 0.5:
                 raise ConnectionError("the receiver has not got it")
@@ -163,12 +164,12 @@ class Life:
             life.event()
             return (*executions, life.execution)
 
-        async def train_at_once(executions: tuple[str, ...]) -> tuple[str, ...]:
+        async def train_plainly(executions: tuple[str, ...]) -> tuple[str, ...]:
             life.record("publish", "train")
             life.may_fail("step")
             return (*executions, life.execution)
 
-        graph.train_op(updates="executions", name="train")(train if program.waits else train_at_once)
+        graph.train_op(updates="executions", name="train")(train if program.waits else train_plainly)
 
         class Begins(ah.SessionRunHook):
             order = -1
@@ -349,8 +350,8 @@ def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Co
 # -- bugs that must be found
 
 
-def _release_when_taken(original: Any, self: Any) -> None:
-    original(self)
+def _release_when_taken(original: Any, self: Any, *taken: Any) -> None:
+    original(self, *taken)
     self.release(self._last)
 
 
@@ -368,14 +369,15 @@ def _drop_nothing(original: Any, self: Any, state: Any) -> None:
         original(self, state)
 
 
-def _take_all(original: Any, self: Any, step: int) -> Any:
-    self._recording.committed = True
-    return original(self, step)
+def _take_all(original: Any, self: Any) -> None:
+    self.committed = self.recorded
+    original(self)
 
 
 def _ignore_failure(original: Any, self: Any, name: str, kind: Any, one: Any, error: Exception) -> None:
     original(self, name, kind, one, error)
     kind.ready.popleft()
+    self._ready -= 1
 
 
 def _load_all(original: Any, self: Any, state: Any) -> None:
@@ -388,16 +390,16 @@ def _one_recorder(original: Any, self: Any) -> str:
     return "step"
 
 
-def _number_anew(original: Any, self: Any, prefix: str, step: int, counts: Any) -> None:
-    original(self, f"{prefix}{os.getpid()}", step, counts)
+def _number_anew(original: Any, self: Any, prefix: str, counts: Any) -> None:
+    original(self, f"{prefix}{os.getpid()}", counts)
 
 
 BUGS: dict[str, tuple[type, str, Any]] = {
-    "delivered at the commit": (EffectsHook, "_take_committed", _release_when_taken),
+    "delivered at the commit": (EffectsHook, "take", _release_when_taken),
     "a save releases what came after it": (EffectsHook, "release", _release_late),
     "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
     "undone effects stay": (EffectsHook, "load_state_dict", _drop_nothing),
-    "a failed attempt leaves its effects": (EffectsHook, "begin_attempt", _take_all),
+    "a failed attempt leaves its effects": (Recording, "end", _take_all),
     "a failed delivery is not repeated": (EffectsHook, "_note_failure", _ignore_failure),
     "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
     "all have one numbering": (Recording, "recorder", _one_recorder),
