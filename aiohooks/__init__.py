@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from aiohooks._aio.waits import Backoff
     from aiohooks.checkpoint import Saver
     from aiohooks.checkpoint.stateful import Stateful
+    from aiohooks.dispatch.effects import Effect, effect
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.lifecycle import chain, point, wrap
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
         CheckpointSaverListener,
         CSVHook,
         EarlyStoppingHook,
+        EffectsHook,
         EvaluatorHook,
         FeedFnHook,
         FinalOpsHook,
@@ -120,6 +122,8 @@ __all__ = [
     "Clock",
     "Coordinator",
     "EarlyStoppingHook",
+    "Effect",
+    "EffectsHook",
     "EvaluatorHook",
     "Every",
     "FeedFnHook",
@@ -172,6 +176,7 @@ __all__ = [
     "compose_functions",
     "configure",
     "current_clock",
+    "effect",
     "get_default_graph",
     "hook",
     "in_order",
@@ -194,6 +199,7 @@ if not TYPE_CHECKING:
             "aiohooks._aio.waits": ("Backoff",),
             "aiohooks.checkpoint": ("Saver",),
             "aiohooks.checkpoint.stateful": ("Stateful",),
+            "aiohooks.dispatch.effects": ("Effect", "effect"),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
             "aiohooks.dispatch.lifecycle": ("chain", "point", "wrap"),

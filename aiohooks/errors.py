@@ -24,6 +24,7 @@
      ├─ HookCancelledError                  a hook was cancelled by other code
      ├─ HookGroupClosedError (RuntimeError) the hook group is not entered, or was left
      ├─ HookTimeoutError (TimeoutError)     a hook took longer than its `timeout`
+     ├─ EffectError (RuntimeError)          an effect was recorded where none can be
      ├─ SessionStalledError (TimeoutError)  an activity exceeded a watchdog's limit
      ├─ GraphError (ValueError)             a graph cannot be built or planned
      ├─ GraphFinalizedError (RuntimeError)  a graph was changed after `begin`
@@ -62,6 +63,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointMismatchError",
     "CorruptCheckpointError",
+    "EffectError",
     "FeedConflictError",
     "FeedsLostError",
     "FetchError",
@@ -254,6 +256,10 @@ class HookGroupClosedError(AiohooksError, RuntimeError):
 
 class HookTimeoutError(AiohooksError, TimeoutError):
     """Raised when one call of a hook took longer than the hook's `timeout`."""
+
+
+class EffectError(AiohooksError, RuntimeError):
+    """An effect was recorded outside of a run, in a session that delivers none, or after those of its step were taken."""
 
 
 class SessionStalledError(AiohooksError, TimeoutError):

@@ -37,6 +37,8 @@ class RunScope:
     """Whether an attempt of it has been committed."""
     observers: tuple[RunObserver, ...] = ()
     """Those of the current attempt; a hook adds its own in `before_run`."""
+    recording: Any = None
+    """The effects of the current attempt (`dispatch.effects.Recording`), where they are delivered."""
 
     def __init__(self, session: RunOwner | None, publisher: object, outer: RunScope | None) -> None:
         """Make the scope of a run of `session`, or of none, which is nested in `outer`."""

@@ -26,6 +26,7 @@ from aiohooks._aio.contexts import OwnContext, current_scope
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
 from aiohooks._validate import is_coroutine_function
+from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, printable, raise_unchanged, safe_repr
@@ -119,6 +120,12 @@ class RegisteredHook:
     @property
     def hook(self) -> Any:
         return self.registration.hook
+
+    @property
+    def recorder(self) -> Recorder:
+        """The name under which it records effects, its own or that of its class; and its order."""
+        name: object = getattr(self.hook, "name", "")
+        return name if isinstance(name, str) and name else self.name, self.registration.order
 
     def status(self, pending: int) -> HookStatus:
         """Return what has become of its calls, of which `pending` are queued."""
@@ -318,6 +325,7 @@ async def call_groups(  # what a session gives besides a group is given by name:
     """
     answers: list[Any] = []
     scope = current_scope.get() if waits is None else waits.scope
+    recording = None if scope is None else scope.recording
     for group in groups:
         notified = observers or (() if scope is None else scope.observers)  # a hook of the group before may have added some
         calls = group.observed_calls(notified) if notified else group.calls
@@ -329,6 +337,8 @@ async def call_groups(  # what a session gives besides a group is given by name:
                 methods = [functools.partial(method, **keywords) for method in methods]
             left: Iterator[Any] = iter(methods) if others is None else zip(methods, others)  # noqa: B905 - of one length
             before = len(answers)
+            if recording is not None and waits is not None:
+                recording.turn = (_called_in_turn, group, answers, before)
             while True:
                 try:
                     if others is None:
@@ -357,9 +367,18 @@ async def call_groups(  # what a session gives besides a group is given by name:
                         continue
                     overlap = overlap or HookCalls(group, results, step, waits)
                     group.hooks[number].counted += not call.queued
-                    overlap.start(number, call.method, given, keywords, call.name, call.secs, context)
+                    method = call.method
+                    if recording is not None:
+                        recorder = group.hooks[number].recorder
+                        if waits is None:  # called by a hook or an operation
+                            caller, order = recording.recorder()
+                            recorder = f"{caller}.{recorder[0]}", order
+                        method = functools.partial(call_as, recorder, method)
+                    overlap.start(number, method, given, keywords, call.name, call.secs, context)
                 else:
                     group.hooks[number].counted += 1
+                    if recording is not None and waits is not None:
+                        recording.turn = (_called_in_turn, group, (), -number)
                     if context is None:
                         results[number] = await call.method(*given, **keywords)
                     else:
@@ -379,6 +398,11 @@ async def call_groups(  # what a session gives besides a group is given by name:
             await overlap.wait()
         answers += results
     return answers
+
+
+def _called_in_turn(group: OrderGroup, answers: Sequence[Any], before: int) -> Recorder:
+    """Return the recorder of the hook that is called now, when so many of its group have answered."""
+    return group.hooks[len(answers) - before].recorder
 
 
 def _at_step(name: str, step: int | None) -> str:

@@ -22,11 +22,12 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.overlap import keep_errors
-from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, is_coroutine_function
+from aiohooks._validate import check_callable, check_choice, check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.dispatch.answers import Target, make_target, observe, positional_first, wrapped
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
 from aiohooks.dispatch.calls import HookStatus, Method, OrderGroup, RegisteredHook, call_groups
 from aiohooks.dispatch.composite import Composite, composite_of
+from aiohooks.dispatch.effects import Effect
 from aiohooks.dispatch.hook import HookOptions, HookRegistration, OnError, configure, for_group, registration_of, with_defaults
 from aiohooks.dispatch.lifecycle import NO_VALUE, How, Lifecycle, Point, check_options, registered_hooks
 from aiohooks.errors import (
@@ -73,6 +74,7 @@ class HookGroup(Generic[K]):
         exit_reverse: Iterable[str] = (),
         timeout: float | None = None,
         on_error: OnError = "raise",
+        effects: Callable[[tuple[Effect, ...]], object] | None = None,
     ) -> None:
         """Check the hooks.
 
@@ -90,6 +92,9 @@ class HookGroup(Generic[K]):
                 highest `order` first, and of one order the last first.
             timeout: the time limit of hooks that have none of their own, where they can have one; see `configure`.
             on_error: for hooks that do not say it themselves.
+            effects: a plain function: it gets what hooks have recorded with `aiohooks.effect` in a call, once and together, when
+                the call has succeeded; its error is that of the call. Left out, the effects are those of the session's run in
+                which the group is called.
 
         Raises:
             InvalidHookError: `kind` is not a class, or no object of it can be made; a hook does not fit it; several hooks
@@ -100,6 +105,11 @@ class HookGroup(Generic[K]):
         check_secs(grace_secs, "grace_secs")
         check_secs(timeout, "timeout", optional=True, positive=True)
         check_choice(on_error, "on_error", "raise", "log")
+        check_callable(effects, "effects", optional=True)
+        if is_coroutine_function(effects):
+            raise InvalidArgumentError(
+                f"effects is {effects!r}, a coroutine function; give a plain one, such as a queue's put_nowait"
+            )
         check_mapping(init, "init")
         if isinstance(hooks, HookRegistration) or not isinstance(hooks, Iterable):
             raise InvalidHookError(f"hooks is {hooks!r}; give a list of hooks")
@@ -120,7 +130,7 @@ class HookGroup(Generic[K]):
         self._state = "new"
         self._left: asyncio.Future[None] | None = None
         self._registered: dict[int, RegisteredHook] = {}  # by the id of the hook
-        self._composite = Composite(self._lifecycle, init or {}, self._registered, self._make_target, self._name)
+        self._composite = Composite(self._lifecycle, init or {}, self._registered, self._make_target, self._name, effects)
         self.hooks: K = cast("K", self._composite.object)
         """The one object that stands for all hooks: pass it wherever a hook of the class is wanted.
 
@@ -160,10 +170,11 @@ class HookGroup(Generic[K]):
         called = self._composite.methods[each.name]
         target = called.usable or called.target()
         given = positional_first(each.positional, args, keywords) if keywords else (args, keywords)
-        if target.observers:
-            await observe(target, *given)
-        call = wrapped(target, functools.partial(call_groups, target.groups))
-        return await call(*given) or []  # a wrapper has swallowed the error
+        with (self._composite.recorded_call or contextlib.nullcontext)():
+            if target.observers:
+                await observe(target, *given)
+            call = wrapped(target, functools.partial(call_groups, target.groups))
+            return await call(*given) or []  # a wrapper has swallowed the error
 
     def _point_of(self, method: Callable[..., Any]) -> Point:
         kind = self._lifecycle.kind.__name__

@@ -18,6 +18,7 @@ from aiohooks._aio.overlap import Overlap, RunWaits, Wait, result_now
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, snapshot
 from aiohooks.dispatch.calls import NO_KEYWORDS
+from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.errors import (
     FetchError,
     GraphError,
@@ -208,6 +209,11 @@ class Session:
         scope = current_scope.get() if waits is None else waits.scope
         if scope is not None and scope.observers:
             operations = [_observed(one, scope.observers) for one in operations]
+        recording: Any = None if scope is None else scope.recording
+        mark = None
+        if recording is not None:
+            recording.turn = (_called_in_turn, operations, values)
+            mark = None if waits is None else recording.mark()  # a run within another does not know what is its own
         store = self.global_step
         for _ in _ATTEMPTS:
             for slot, name in plan.variables:
@@ -246,6 +252,8 @@ class Session:
                 return made
             self._check_open()  # after a recovery, another session has the variables
             values[plan.number_fed :] = plan.template[plan.number_fed :]
+            if recording is not None and mark is not None:
+                recording.rewind(mark)
         names = ", ".join(repr(name) for _, name in plan.replaced)
         raise UpdateConflictError(
             f"this run replaces {names} (updates=), and in each of its {len(_ATTEMPTS)} attempts another one had done so since "
@@ -416,13 +424,18 @@ def _observed(operation: PlannedOperation, observers: Sequence[Observer]) -> Pla
     return dataclasses.replace(operation, call=observed)
 
 
+def _called_in_turn(operations: Sequence[PlannedOperation], values: Sequence[Any]) -> Recorder:
+    """Return the operation that is called now: the first without a value."""
+    return next((one.name for one in operations if values[one.slot] is MISSING), "step"), 0
+
+
 class OperationCalls(Overlap):
     """The operations of a run from the first that may wait on, or the one that has failed; the number of each is its slot.
 
     Each starts when the results that it needs are there, in a context with what the operations that it needs have set.
     """
 
-    __slots__ = ("_caller", "_made", "_operations", "_session", "_setters")
+    __slots__ = ("_caller", "_made", "_operations", "_recording", "_session", "_setters")
 
     def __init__(
         self, session: Session, operations: Sequence[PlannedOperation], values: list[Any], waits: RunWaits | None
@@ -431,6 +444,8 @@ class OperationCalls(Overlap):
         self._session = session
         self._operations = operations
         self._caller = copy_context()
+        scope = current_scope.get()
+        self._recording = None if scope is None else scope.recording
         self._made: dict[int, tuple[Context, Context]] = {}
         self._setters: dict[int, set[int]] = {}  # those of the operations before each that have set something
 
@@ -445,8 +460,11 @@ class OperationCalls(Overlap):
                 continue
             context = self._context(one)
             if one.may_wait:
-                self.start(slot, one.call, (values,), NO_KEYWORDS, one.name, context=context)
+                call = one.call if self._recording is None else functools.partial(call_as, (one.name, 0), one.call)
+                self.start(slot, call, (values,), NO_KEYWORDS, one.name, context=context)
                 continue
+            if self._recording is not None:
+                self._recording.turn = (tuple, (one.name, 0))
             try:
                 result = context.run(one.call, values)
                 if one.is_async:

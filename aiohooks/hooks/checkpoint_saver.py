@@ -18,8 +18,10 @@ from aiohooks.checkpoint import Checkpoint, Saver
 from aiohooks.checkpoint.policies import INTERIM
 from aiohooks.checkpoint.saver import check_tracked
 from aiohooks.dispatch.calls import only_if
+from aiohooks.dispatch.effects import LATE
 from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
 from aiohooks.graph.session import Session
+from aiohooks.hooks.effects import EffectsHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
@@ -65,7 +67,7 @@ class CheckpointSaverHook(ScheduledHook):
     A session starts from a checkpoint if its creator has the directory: `ChiefSessionCreator(graph, checkpoint_dir=...)`.
     """
 
-    order: ClassVar[int] = 100
+    order: ClassVar[int] = LATE
 
     # Which checkpoints are kept is the saver's; when one is saved, and what a failure does, has these independent choices.
     def __init__(
@@ -140,6 +142,7 @@ class CheckpointSaverHook(ScheduledHook):
         self._evaluated: tuple[int, dict[str, float]] = -1, {}
         self._last: Checkpoint | None = None  # also while it is written
         self._evaluators: list[EvaluatorHook] = []
+        self._effects: list[EffectsHook] = []
         self._epoch = 0
         self.latest: Checkpoint | None = None
         """The checkpoint that was written last, or None."""
@@ -176,6 +179,8 @@ class CheckpointSaverHook(ScheduledHook):
             for one in self._evaluators:
                 one.observers.append(self._judge)
         session.saved = True
+        if self.saves_for(session):
+            self._effects = [one for one in session.stateful_hooks().values() if isinstance(one, EffectsHook)]
         if session.restored is not None:
             self._last = session.restored.checkpoint
         elif first and (checkpoints := await self._saver.checkpoints()):
@@ -202,6 +207,11 @@ class CheckpointSaverHook(ScheduledHook):
             )
         return shared
 
+    def saves_for(self, session: Session) -> bool:
+        """Return whether the session is restored from the directory that this hook writes: an `EffectsHook` relies on that."""
+        shared, given = getattr(session, "saver", None), self._given
+        return shared is not None and (given is None or given.checkpoint_dir == shared.checkpoint_dir)
+
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
         """Fetch the metrics. Raise the error of a failed save."""
         self._raise_failure()
@@ -222,6 +232,8 @@ class CheckpointSaverHook(ScheduledHook):
         self._results = run_values.results or {}
         step = self._seen_step = run_context.global_step
         is_due = self._timer.due(step, self._now()) and not self._is_saved(step)
+        if self._effects and not is_due:
+            is_due = any(one.wants_save for one in self._effects) and not self._is_saved(step)
         skips = is_due and self._skips and self._write_task is not None
         self.skipped += skips
         return is_due and not skips
@@ -233,10 +245,16 @@ class CheckpointSaverHook(ScheduledHook):
         await self._finish_evaluations(step)
         ends = [one.end_run() for one in session.stateful_hooks().values() if isinstance(one, EarlyStoppingHook)]
         # Also after a failed save: this one may succeed. Also once more, to hold that the run has ended.
-        if self._save_on_end and (not self._is_saved(step) or any(ends)):
+        if self._save_on_end and (not self._is_saved(step) or any(ends) or any(one.unsaved for one in self._effects)):
             await self._save(session, at_end=True)
             await self._wait_for_write()
         self._raise_failure()
+        # They deliver what is durable now; the last checkpoint is to be without it.
+        delivered = [await one.drain() for one in self._effects]
+        if self._save_on_end and any(delivered):
+            await self._save(session, at_end=True)
+            await self._wait_for_write()
+            self._raise_failure()
         for listener in self._listeners:
             await listener.end(session, session.global_step.latest.step)
 
@@ -321,19 +339,21 @@ class CheckpointSaverHook(ScheduledHook):
         interim = at_end and (again is None or again.interim) and not self._timer.due(step, self._now())
         if not interim:
             self._timer.mark(step, self._now())
-        state = session.state_dict()
+        state, marks = session.state_dict(), [one.mark() for one in self._effects]
         metrics = {**({} if again is None else again.metrics), **checked_numbers(self._results), **self._evaluated_at(step)}
         self._last = Checkpoint(step, 0, metrics, interim=interim)
         if interim:
             metrics = {**metrics, INTERIM: 1.0}
-        self._write_task = new_task(self._write(session, state, step, metrics), f"save of step {step}")
+        self._write_task = new_task(self._write(session, state, step, metrics, marks), f"save of step {step}")
         del state  # so that only the write refers to it
         if self._background:
             await asyncio.sleep(0)  # the write begins: a task that is cancelled before does nothing, and records no failure
         else:
             await self._wait_for_write()
 
-    async def _write(self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float]) -> None:
+    async def _write(
+        self, session: Session, state: dict[str, Any], step: int, metrics: dict[str, float], marks: list[int]
+    ) -> None:
         assert self._saver is not None
         assert self._coord is not None
         try:
@@ -350,6 +370,8 @@ class CheckpointSaverHook(ScheduledHook):
         self._latest_at = self._now()
         self.saved += 1
         self._consecutive_failures = 0
+        for one, mark in zip(self._effects, marks, strict=True):
+            one.release(mark)
         try:
             for listener in self._listeners:
                 stop = await listener.after_save(session, step)

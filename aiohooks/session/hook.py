@@ -18,6 +18,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
+from aiohooks.dispatch.effects import record
 from aiohooks.dispatch.hook import Hook
 from aiohooks.graph.graph import T_co
 
@@ -92,6 +93,15 @@ class SessionRunContext:
         # Atomic: a hook in a thread (`BlockingHook`) may ask for them at the same time as another.
         metrics: dict[str, Any] = vars(self).setdefault("_metrics", {})
         return metrics
+
+    def effect(self, kind: str, payload: Any = None) -> str:
+        """Record an effect of this run; see `aiohooks.effect`.
+
+        Raises:
+            EffectError: the session has no `EffectsHook`, or the run takes no more effects.
+            InvalidArgumentError: there is no handler for the kind, or the payload cannot be kept in a checkpoint.
+        """
+        return record(kind, payload, self)
 
     @property
     def stop_requested(self) -> bool:

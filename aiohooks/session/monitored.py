@@ -200,8 +200,13 @@ class AsyncMonitoredSession(Requests):
         if session is None:
             session = await supervisor.new_session(waits)
         step = session.global_step.latest.step + 1
-        if hooks.in_runs:
+        recording = state.recording
+        if hooks.in_runs or recording is not None:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
+            if recording is not None:
+                if recording.effects:  # of an attempt that has failed
+                    recording.end()
+                recording.context, recording.step, scope.recording = context, step, recording
             asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)  # all hooks, concurrently
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
             metadata: dict[str, Any] | None = None if options is None else {}
@@ -212,11 +217,15 @@ class AsyncMonitoredSession(Requests):
                 hooks.merger.name_owners(error, asked)
                 raise
             scope.committed = True
+            if recording is not None:
+                recording.committed = context
             result, parts = (values, ()) if merged is None else values
             context.global_step = session.committed_step
             answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
             try:
                 await call_groups(hooks.after_run, (context,), seconds=iter(answers), step=context.global_step, waits=waits)
+                if recording is not None and recording.recorded is context and recording.end():
+                    await Wait[None]("room for effects", waits=waits).result_of(recording.wait_for_room())
             except BaseException:
                 supervisor.note_commit(session, result)
                 raise
@@ -510,6 +519,7 @@ def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, ho
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
         hooks=tuple(hooks.background.status(hooks.registered)),
+        effects=() if state.recording is None else state.recording.status(),
     )
 
 

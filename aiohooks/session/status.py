@@ -11,6 +11,7 @@ from aiohooks import checkpoint
 from aiohooks._aio.overlap import RunWaits
 from aiohooks._diagnostics import task_wait
 from aiohooks.dispatch.calls import HookCalls, HookStatus
+from aiohooks.dispatch.effects import EffectStatus
 from aiohooks.dispatch.hook import Hook
 from aiohooks.stores._protocol import StoreStatistics
 
@@ -71,6 +72,7 @@ class SessionStatus:
         drain_reason: why the session drains, or drained before its stop; None if no drain was requested.
         mirror: what the session's `Saver` has copied to its mirror; None without one.
         hooks: what has become of the calls of each hook: failures, what was dropped, whether it is disabled.
+        effects: what an `EffectsHook` delivers, by kind: how many are pending, delivered, and failed.
     """
 
     state: str
@@ -92,6 +94,7 @@ class SessionStatus:
     drain_reason: str | None = None
     mirror: checkpoint.MirrorStatus | None = None
     hooks: tuple[HookStatus, ...] = ()
+    effects: tuple[EffectStatus, ...] = ()
 
     def __str__(self) -> str:
         name = "session" if self.name is None else f"session {self.name}"
@@ -113,6 +116,7 @@ class SessionStatus:
         )
         lines = [first, *map(str, self.doing), *map(str, self.background), *(str(one) for one in further if one)]
         lines += [_hook(one) for one in self.hooks if one.failures or one.dropped]
+        lines += [_effects(one) for one in self.effects if one.pending or one.failures]
         return "\n  ".join(lines)
 
 
@@ -133,6 +137,11 @@ def _hook(one: HookStatus) -> str:
     if one.last_error is not None:
         text += f", the last with {one.last_error}"
     return f"{text}; {one.dropped} dropped{'; disabled' if one.disabled else ''}"
+
+
+def _effects(one: EffectStatus) -> str:
+    text = f"effects of {one.kind!r}: {one.pending} not delivered, of which {one.unsaved} wait for a checkpoint"
+    return text if one.last_error is None else f"{text}; {one.failures} failures, the last with {one.last_error}"
 
 
 def activity(what: str, task: asyncio.Task[object], secs: float | None = None, hook: Hook | None = None) -> Activity:

@@ -175,6 +175,24 @@ async def silent_hooks(counts: Counts) -> AsyncIterator[Setup]:
 
 
 @asynccontextmanager
+async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
+    """Where effects could be recorded and none is."""
+
+    async def deliver(effect: ah.Effect) -> None:
+        pass
+
+    hooks = [ah.EffectsHook({"publish": deliver, "charge": deliver}, when="commit"), *(NoOpHook() for _ in range(HOOKS))]
+    async with AsyncExitStack() as stack:
+        yield Setup(
+            {
+                "effects": repeated(await opened(stack, hooks)),
+                "no-op": repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS + 1)])),
+            },
+            [_figure("5 no-op hooks and an EffectsHook without effects / 6 no-op hooks", 1.05, "effects", "no-op")],
+        )
+
+
+@asynccontextmanager
 async def marginal_cost(counts: Counts) -> AsyncIterator[Setup]:
     """The cost of one more hook: the slope between 5 and 15 hooks."""
     more = 10

@@ -22,6 +22,7 @@ ERRORS: dict[str, type[BaseException] | None] = {
     "CheckpointBusyError": ah.errors.CheckpointError,
     "CheckpointError": OSError,
     "CheckpointMismatchError": ah.errors.CheckpointError,
+    "EffectError": RuntimeError,
     "CorruptCheckpointError": ah.errors.CheckpointError,
     "FeedConflictError": RuntimeError,
     "FetchError": ValueError,
@@ -103,7 +104,7 @@ SIGNATURES: dict[str, str | None] = {
     "configure": "(hook, *, order=<_Unset>, timeout=<_Unset>, on_error=<_Unset>, background=<_Unset>, "
     "max_pending=<_Unset>, disable_after=<_Unset>, observer=<_Unset>, on_full=<_Unset>, retry_secs=<_Unset>, thread=<_Unset>)",
     "HookGroup": "(kind, hooks=(), *, results=None, name=None, grace_secs=10.0, init=None, methods=(), exit_reverse=(), "
-    "timeout=None, on_error='raise')",
+    "timeout=None, on_error='raise', effects=None)",
     "HookGroup.call": "async (self, method, /, *args, **keywords)",
     "HookGroup.on": "(self, method, fn=None, **options)",
     "HookGroup.add": "(self, hook)",
@@ -142,6 +143,14 @@ SIGNATURES: dict[str, str | None] = {
     "EarlyStoppingHook.report": "(self, step, value, states=None)",
     "EarlyStoppingHook.state_dict": "(self)",
     "EarlyStoppingHook.load_state_dict": "(self, state)",
+    "Effect": "(kind, payload, key, step)",
+    "effect": "(kind, payload=None)",
+    "dispatch.EffectStatus": None,
+    "EffectsHook": (
+        "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>, max_attempts=None, drain_secs=10.0)"
+    ),
+    "EffectsHook.mark": "(self)",
+    "EffectsHook.release": "(self, mark)",
     "hooks.Evaluation": None,
     "hooks.Evaluation.run": "async (self, fetches, feed_dict=None)",
     "EvaluatorHook": (
@@ -239,6 +248,7 @@ SIGNATURES: dict[str, str | None] = {
     "SessionRunArgs": "(fetches=None, feed_dict=None, options=None)",
     "SessionRunContext": "(original_args, session, coord=None, *, global_step=0, attempt=1)",
     "SessionRunContext.metrics": "property",
+    "SessionRunContext.effect": "(self, kind, payload=None)",
     "SessionRunContext.stop_requested": "property",
     "SessionRunContext.request_stop": "(self, reason=None)",
     "SessionRunHook": "()",
@@ -320,7 +330,7 @@ COMMON_ERRORS = {
     "UnavailableError",
 }
 PUBLIC = {*COMMON_ERRORS, *(name for name in SIGNATURES if "." not in name)}
-MOST_NAMES = 74
+MOST_NAMES = 77
 
 # Packages of their own: what they offer beside what the front door has.
 PACKAGES = (

@@ -315,3 +315,21 @@ async def check_hook_groups(hooks: list[object]) -> None:
         assert_type(group.status(), list[ah.dispatch.HookStatus])
         assert_type(ah.compose(AgentHooks, hooks, results={"decide": "first"}), AgentHooks)
         ah.point("last")  # type: ignore[arg-type]
+    outbox: list[ah.Effect] = []
+    ah.HookGroup(AgentHooks, hooks, effects=outbox.extend)
+    ah.HookGroup(AgentHooks, hooks, effects=outbox)  # type: ignore[arg-type]
+
+
+def check_effects(run_context: ah.SessionRunContext) -> None:
+    """A handler is a coroutine function of one effect; recording returns the key and is not awaited."""
+
+    async def send(effect: ah.Effect) -> int:
+        assert_type(effect.key, str)
+        assert_type(effect.step, int)
+        return 0
+
+    ah.EffectsHook({"publish": send}, when="commit", max_attempts=3)
+    ah.EffectsHook({"publish": print})  # type: ignore[dict-item]
+    ah.EffectsHook({"publish": send}, when="later")  # type: ignore[arg-type]
+    assert_type(ah.effect("publish", {"version": 1}), str)
+    assert_type(run_context.effect("publish"), str)

@@ -1,0 +1,287 @@
+"""Effects: what a run is to cause outside of it, recorded with the run and delivered by others.
+
+effect        record one, in the current run or call of a group
+Effect        what is delivered
+Recording     the effects of one attempt of a run, or of one call of a group
+Outbox        what takes the effects of a session's runs
+
+A recording knows who records: a hook or an operation, by which its effects are numbered, so that the order of those that overlap
+changes no number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from uuid import uuid4
+
+from aiohooks._aio.contexts import begin_run, current_run, current_scope
+from aiohooks.errors import EffectError, InvalidArgumentError, did_you_mean, safe_repr
+
+T = TypeVar("T")
+
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+_MAX_DEPTH = 32  # a checkpoint holds 64, with what is around it
+
+LATE = 100
+"""The order of hooks that save: what records in `after_run` has a lower one."""
+
+Recorder: TypeAlias = tuple[str, int]
+"""A hook or an operation, by its name, and the order of the hook."""
+
+_recorder: ContextVar[Recorder | None] = ContextVar("aiohooks_recorder", default=None)
+"""The hook or operation that the current task calls; those that are called in turn are found by `Recording.turn`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effect:
+    """An effect that a committed run has recorded: what a handler of an `EffectsHook` gets.
+
+    Attributes:
+        kind: what it is, as the recorder has named it.
+        payload: its data.
+        key: unique, and the same whenever the same step is made again, in this process or another: the receiver's
+            idempotency key.
+        step: the step of the run; 0 in a call of a `HookGroup`.
+    """
+
+    kind: str
+    payload: Any
+    key: str
+    step: int
+
+
+class EffectStatus(NamedTuple):
+    """The effects of one kind: how many are `pending`, of which some are `unsaved`: not yet in a durable checkpoint.
+
+    `delivered` and `failures` count calls of its handler since the session began, and `last_error` is that of the last failure.
+    """
+
+    kind: str
+    pending: int
+    unsaved: int
+    delivered: int
+    failures: int
+    last_error: str | None
+
+
+def effect(kind: str, payload: Any = None) -> str:
+    """Record an effect of the current run: in a step, an operation, a hook, or a call of a `HookGroup` with `effects=`.
+
+    Nothing is delivered yet: a run that fails before its commit leaves nothing, one that is committed leaves all of it. It never
+    waits, so it can be called in code that does not, and in worker threads.
+
+    Args:
+        kind: what it is: the handlers of the session's `EffectsHook` are given by this name.
+        payload: None, bool, int, float, str, bytes, and lists, tuples and dicts of these. It is copied.
+
+    Returns:
+        The key under which it will be delivered.
+
+    Raises:
+        EffectError: no run or call that records effects is in progress here, or it takes no more.
+        InvalidArgumentError: there is no handler for the kind, or the payload cannot be kept in a checkpoint.
+    """
+    return record(kind, payload)
+
+
+def record(kind: str, payload: Any, context: object = None) -> str:
+    """Do what `effect` does; with the `context` of a run, only if that is the current one."""
+    scope = current_run()
+    while context is not None and scope is not None and getattr(scope.recording, "context", None) is not context:
+        scope = scope.outer  # a group that records for itself is called in the run
+    recording: Recording | None = None if scope is None or not scope.active else scope.recording
+    if recording is not None:
+        return recording.add(kind, payload)
+    advice = "outside of a run; record it in a step, in before_run or after_run, or in a call of a HookGroup with effects="
+    if context is not None:
+        advice = (
+            "outside of the run that this run_context is of, or in a session that delivers none: give the session "
+            "EffectsHook({kind: handler}), and record it in before_run or after_run, not in the background"
+        )
+    elif scope is not None and scope.session is not None:
+        advice = "in a session that delivers none; add EffectsHook({kind: handler}) to its hooks"
+    raise EffectError(f"effect({kind!r}) was called {advice}")
+
+
+class Recording:
+    """The effects of the latest attempt that has any, of the runs of a session; or those of a call of a group.
+
+    An attempt is known by its `SessionRunContext`. So what every run has to do is to set some attributes; the rest is done when
+    the first effect of an attempt is recorded.
+    """
+
+    __slots__ = ("_outbox", "_prefix", "closed", "committed", "context", "counts", "effects", "kinds", "recorded", "step", "turn")
+
+    def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, prefix: str = "") -> None:
+        """Begin without effects.
+
+        Args:
+            kinds: the kinds that have handlers; None for any.
+            outbox: takes the effects of attempts that are committed.
+            prefix: the beginning of each key; that of an outbox is set by its `begin_attempt`.
+        """
+        self.kinds: Collection[str] | None = kinds
+        self._outbox = outbox
+        self.context: object = None
+        """The current attempt, or the latest."""
+        self.step: int = 0
+        """The step of its run."""
+        self.committed: object = self
+        """The latest attempt that was committed."""
+        self.closed: object = self
+        """The latest attempt that takes no more effects."""
+        self.turn: tuple[Any, ...] | None = None
+        """A function that returns the name of what is called in turn now, and its arguments."""
+        self.begin(prefix, {})
+
+    def begin(self, prefix: str, counts: dict[str, int]) -> None:
+        """Begin to record for the current attempt; each recorder has that many effects of its step before."""
+        self._prefix = prefix
+        self.counts: dict[str, int] = counts
+        """How many effects each recorder has."""
+        self.effects: list[Effect] = []
+        self.recorded: object = self.context
+        """The attempt that `effects` are of."""
+
+    def add(self, kind: str, payload: Any) -> str:
+        """Record an effect, and return its key."""
+        if not isinstance(kind, str) or (self.kinds is not None and kind not in self.kinds):  # pyright: ignore[reportUnnecessaryIsInstance]
+            known = (
+                "a str"
+                if self.kinds is None
+                else f"the kind of a handler of the EffectsHook; {did_you_mean(str(kind), self.kinds)}"
+            )
+            raise InvalidArgumentError(f"kind of an effect is {kind!r}; give {known}")
+        copied = _copied(payload, f"the payload of effect {kind!r}")
+        if self.closed is self.context:
+            raise EffectError(
+                f"effect({kind!r}) was called after the effects of step {self.step} were taken; call it in the run, before the "
+                "step is saved"
+            )
+        recorder, order = self.recorder()
+        if order >= LATE and self.committed is self.context:
+            raise EffectError(
+                f"effect({kind!r}) was called in after_run of {recorder}, whose order is {order}, when its step may have been "
+                f"saved; give the hook an order below {LATE}, that of CheckpointSaverHook"
+            )
+        if self.recorded is not self.context and self._outbox is not None:
+            self._outbox.begin_attempt()
+        number = self.counts[recorder] = self.counts.get(recorder, 0) + 1
+        run = f"{self._prefix}/{self.step}" if self.step else self._prefix
+        made = Effect(kind, copied, f"{run}/{recorder.replace('/', '|')}/{number}", self.step)
+        self.effects.append(made)
+        return made.key
+
+    def recorder(self) -> Recorder:
+        """Return the hook or operation that is called."""
+        recorder = _recorder.get()
+        if recorder is None and self.turn is not None:
+            find, *args = self.turn
+            recorder = find(*args)
+        return recorder or ("step", 0)
+
+    def mark(self) -> int:
+        """Return how many effects the attempt has, for `rewind`."""
+        return len(self.effects) if self.recorded is self.context else 0
+
+    def rewind(self, mark: int) -> None:
+        """Drop what was recorded since `mark`."""
+        if self.recorded is self.context:
+            for one in self.effects[mark:]:
+                self.counts[one.key.split("/")[-2]] -= 1
+            del self.effects[mark:]
+
+    def end(self) -> bool:
+        """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
+        self.closed = self.context
+        effects, self.effects = self.effects, []
+        if self._outbox is None:
+            return False
+        return self._outbox.take(effects if self.recorded is self.committed else [], self.counts)
+
+    async def wait_for_room(self) -> None:
+        """Wait while the outbox has too many effects; a stop ends the wait."""
+        if self._outbox is not None:
+            await self._outbox.wait_for_room()
+
+    def status(self) -> tuple[EffectStatus, ...]:
+        """Return the counts of each kind."""
+        return () if self._outbox is None else self._outbox.status()
+
+
+class Outbox(Protocol):
+    """Takes the effects of a session's runs."""
+
+    def begin_attempt(self) -> None:
+        """Call `begin` of the recording: the current attempt records its first effect."""
+        ...
+
+    def take(self, effects: Sequence[Effect], counts: dict[str, int]) -> bool:
+        """Take the effects of a committed attempt, and how many each recorder has; return whether there are too many."""
+        ...
+
+    async def wait_for_room(self) -> None:
+        """Wait while there are too many; a stop ends the wait."""
+        ...
+
+    def status(self) -> tuple[EffectStatus, ...]:
+        """Return the counts of each kind."""
+        ...
+
+
+async def call_as(recorder: Recorder, call: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
+    """Make a call, in a task of its own, whose effects are those of `recorder`."""
+    token = _recorder.set(recorder)
+    try:
+        return await call(*args, **keywords)
+    finally:
+        with contextlib.suppress(ValueError):  # the coroutine is thrown away in another context
+            _recorder.reset(token)
+
+
+@contextlib.contextmanager
+def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) -> Generator[None]:
+    """Record the effects of the block, a call of the group `name`, and hand them over at its end, unless it fails."""
+    outer, before = current_run(), current_scope.get()
+    scope = begin_run(None if outer is None else outer.session, None if outer is None else outer.publisher)
+    recording = scope.recording = Recording(None, None, f"{name}/{uuid4().hex}")
+    if outer is not None:
+        scope.observers = outer.observers
+    try:
+        yield
+    finally:
+        scope.active = False
+        recording.closed = recording.context
+        current_scope.set(before)
+    if recording.effects:
+        hand_over(tuple(recording.effects))
+
+
+def _copied(value: Any, place: str, depth: int = 0) -> Any:
+    """Return a copy of a payload; raise if a checkpoint could not hold it exactly."""
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind in _ATOMS:
+        if kind is str and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidArgumentError(f"{place} is {value!r}, which is no valid text: {error}") from None
+        return value
+    if depth > _MAX_DEPTH:
+        raise InvalidArgumentError(f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")
+    if kind is list or kind is tuple:
+        items = (_copied(one, f"{place}[{number}]", depth + 1) for number, one in enumerate(value))
+        return [*items] if kind is list else (*items,)
+    if kind is dict:
+        for key in cast("dict[Any, Any]", value):
+            if type(key) not in (str, int):
+                raise InvalidArgumentError(f"{place} has the key {key!r}, a {type(key).__name__}; give a str or an int")
+        return {_copied(key, place, depth): _copied(one, f"{place}[{key!r}]", depth + 1) for key, one in value.items()}
+    raise InvalidArgumentError(
+        f"{place} is {safe_repr(value)}, a {kind.__name__}; give None, bool, int, float, str, bytes, or lists, tuples and "
+        "dicts of these: of an array .tolist() or .tobytes(), of what is large the name under which the receiver finds it"
+    )

@@ -1,0 +1,201 @@
+"""Effects of a training that may be killed and started again: the receiver has one of each step that is kept.
+
+Usage: python examples/effects.py RECEIVER FOLDER [URL] [--steps 20] [--pause 0.05]
+
+RECEIVER is one of these. Kill the program at any moment, start it again, and look what the receiver has:
+    database   a row for each step, in an SQLite file in FOLDER: exactly once, as the key of the effect is the table's
+    webhook    a POST to URL for each step, with the header Idempotency-Key: at least once, with the same key
+    weights    steps published in the step store of URL, such as local:///tmp/versions, only when their checkpoint is durable
+    redis      entries of the stream "batches" at URL, each acknowledged when the step that used it is in a checkpoint
+    nats       messages of the stream "batches" of JetStream at URL, likewise
+"""
+
+import argparse
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohooks as ah
+
+Handler = Callable[[ah.Effect], Awaitable[object]]
+Receiver = AsyncIterator[tuple[Handler, "Batches"]]
+
+
+class Batches:
+    """Batches by number. They are tracked: a step that is made again gets the same batch."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for number, batch in self.read():
+            if not self.is_used(number):  # else a step that is kept has used it, and its acknowledgement is on its way
+                yield batch
+
+    def is_used(self, number: int) -> bool:
+        used, self.position = number <= self.position, max(number, self.position)
+        return used
+
+    async def read(self) -> AsyncIterator[tuple[int, Any]]:
+        number = self.position
+        while True:
+            number += 1
+            yield number, number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+@contextlib.asynccontextmanager
+async def database(folder: Path, url: str) -> Receiver:
+    """Insert a row with the key, unless it is there: in one transaction."""
+
+    def insert(effect: ah.Effect) -> None:
+        with contextlib.closing(sqlite3.connect(folder / "steps.db")) as connection, connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS steps (key TEXT PRIMARY KEY, step INTEGER, batch INTEGER)")
+            connection.execute("INSERT OR IGNORE INTO steps VALUES (?, ?, ?)", (effect.key, effect.step, effect.payload))
+
+    async def row(effect: ah.Effect) -> None:
+        await asyncio.to_thread(insert, effect)
+
+    yield row, Batches()
+
+
+@contextlib.asynccontextmanager
+async def webhook(folder: Path, url: str) -> Receiver:
+    """Post the step; the service recognises a repetition by the key."""
+    import httpx
+
+    async with httpx.AsyncClient() as client:
+
+        async def post(effect: ah.Effect) -> None:
+            response = await client.post(url, json={"step": effect.step}, headers={"Idempotency-Key": effect.key})
+            response.raise_for_status()  # an error: it is posted again
+
+        yield post, Batches()
+
+
+@contextlib.asynccontextmanager
+async def weights(folder: Path, url: str) -> Receiver:
+    """Publish the version: workers behind a `VersionGate` load its checkpoint, which is there, and is never undone."""
+    async with ah.open_step_store(url, run="versions") as versions:
+
+        async def publish(effect: ah.Effect) -> None:
+            await versions.raise_to(effect.step)  # which it may be already
+
+        yield publish, Batches()
+
+
+@contextlib.asynccontextmanager
+async def redis(folder: Path, url: str) -> Receiver:
+    """Read a stream as a consumer group, and acknowledge what is in a checkpoint; a new process gets the rest again."""
+    from redis.asyncio import Redis
+
+    class Entries(Batches):
+        async def read(self) -> AsyncIterator[tuple[int, Any]]:
+            start = "0"  # first what this group has got before, and not acknowledged
+            while True:
+                answer = await client.xreadgroup("trainers", "chief", {"batches": start}, count=10, block=1000)
+                entries = answer[0][1] if answer else []
+                for name, _ in entries:
+                    milliseconds, number = map(int, name.split("-"))
+                    yield milliseconds * 1_000_000 + number, name
+                start = entries[-1][0] if entries and start != ">" else ">"
+
+    client: Any
+    async with Redis.from_url(url, decode_responses=True) as client:
+        with contextlib.suppress(Exception):  # the group is there
+            await client.xgroup_create("batches", "trainers", id="0", mkstream=True)
+
+        async def acknowledge(effect: ah.Effect) -> None:
+            await client.xack("batches", "trainers", effect.payload)
+
+        yield acknowledge, Entries()
+
+
+@contextlib.asynccontextmanager
+async def nats(folder: Path, url: str) -> Receiver:
+    """Read a stream of JetStream by a durable consumer, and acknowledge what is in a checkpoint."""
+    import nats as client_of_nats
+    from nats.errors import TimeoutError as NothingToRead
+    from nats.js.api import ConsumerConfig
+
+    class Messages(Batches):
+        def __init__(self) -> None:
+            super().__init__()
+            self.beyond: set[int] = set()  # used behind `position`: what is delivered again comes in another order
+
+        def is_used(self, number: int) -> bool:
+            used = number <= self.position or number in self.beyond
+            self.beyond.add(number)
+            while self.position + 1 in self.beyond:
+                self.position += 1
+            self.beyond = {one for one in self.beyond if one > self.position}
+            return used
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"position": self.position, "beyond": sorted(self.beyond)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.position, self.beyond = state["position"], {*state["beyond"]}
+
+        async def read(self) -> AsyncIterator[tuple[int, Any]]:
+            config = ConsumerConfig(ack_wait=2)
+            consumer = await client.jetstream().pull_subscribe("batches", durable="trainers", config=config)
+            while True:
+                with contextlib.suppress(NothingToRead):
+                    for message in await consumer.fetch(10, timeout=1):
+                        yield message.metadata.sequence.stream, message.reply
+
+    client = await client_of_nats.connect(url)
+    try:
+
+        async def acknowledge(effect: ah.Effect) -> None:
+            await client.publish(effect.payload, b"+ACK")
+            await client.flush()
+
+        yield acknowledge, Messages()
+    finally:
+        await client.close()
+
+
+RECEIVERS = {"database": database, "webhook": webhook, "weights": weights, "redis": redis, "nats": nats}
+
+
+async def main(receiver: str, folder: Path, url: str, steps: int, pause: float) -> None:
+    """Train until the last step; the effects of each are delivered when a checkpoint has them."""
+
+    async def train(batch: Any) -> None:
+        await asyncio.sleep(pause)
+        ah.effect("step", batch)
+
+    async with RECEIVERS[receiver](folder, url) as (deliver, batches):
+        creator = ah.ChiefSessionCreator(
+            train, checkpoint_dir=folder / "checkpoints", scaffold=ah.Scaffold(tracked={"batches": batches})
+        )
+        hooks = [
+            ah.EffectsHook({"step": deliver}, run="example"),
+            ah.CheckpointSaverHook(every=ah.Every(steps=5)),
+            ah.StopAtStepHook(last_step=steps),
+        ]
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+            async for _ in session.steps(feeds=batches):
+                print("step", session.global_step.latest.step, flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("receiver", choices=RECEIVERS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("url", nargs="?", default="")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=0.05)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    ah.run(main, options.receiver, options.folder, options.url, options.steps, options.pause)

@@ -1,0 +1,453 @@
+"""Effects of trainings that are killed and recover at random: each kept step has all of them, and no undone step has any.
+
+    python -m tests.fuzz.effects --count 2000 --seed 0
+    python -m tests.fuzz.effects --injected-bugs
+
+Each training is run by processes that are killed with SIGKILL, at a random event of the program or at any moment, and recovers
+from failures of its step and of hooks. Steps, hooks and a group record effects of three kinds, of which two are slow or fail,
+before or after the receiver has got them. What was recorded and received is written to files, which outlive the processes; each
+execution of a step has a name of its own, and the variables have the names of those that count in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import importlib
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohooks as ah
+from aiohooks._aio.clock import sleep
+from aiohooks.checkpoint import KeepNewest
+from aiohooks.dispatch.effects import Recording
+from aiohooks.hooks.effects import EffectsHook
+from tests.fuzz._harness import log_disabled, replaced, scratch
+
+KINDS = ("publish", "charge", "notify")
+MOST_KILLS = 6
+_NO_BACKOFF = ah.Backoff(initial_secs=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A training: what it does, and how often it is disturbed."""
+
+    number: int
+    steps: int
+    every: int
+    kills: int
+    failures: float
+    restore: Any
+    after_commit: Any
+    on_busy: Any
+    background: bool
+    max_pending: int
+    waits: bool
+
+
+def generate(seed: int, number: int) -> Program:
+    """Return the program of a number."""
+    rng = random.Random(f"{seed} {number}")
+    return Program(
+        number,
+        steps=rng.randint(6, 20),
+        every=rng.randint(1, 6),
+        kills=rng.randint(0, MOST_KILLS),
+        failures=rng.choice([0, 0.03, 0.1]),
+        restore=rng.choice(["checkpoint", "checkpoint", "memory"]),
+        after_commit=rng.choice(["repeat", "return"]),
+        on_busy=rng.choice(["wait", "skip"]),
+        background=rng.random() < 0.8,
+        max_pending=rng.choice([3, 20, 1000]),
+        waits=rng.random() < 0.7,
+    )
+
+
+class Life:
+    """One process of a training, which is killed at an event, after a time, or not at all."""
+
+    def __init__(self, program: Program, number: int, folder: Path) -> None:
+        self.program, self.number, self.folder = program, number, folder
+        self.rng = random.Random(f"{program} {number}")
+        self.events = itertools.count()
+        self.last: int | None = None
+        if number < program.kills:
+            if self.rng.random() < 0.6:
+                self.last = int(self.rng.expovariate(1 / 60))
+            else:
+                signal.setitimer(signal.ITIMER_REAL, self.rng.uniform(0.001, 0.08))  # the signal's default action is the end
+        self.executions = itertools.count()
+        self.execution = ""
+        self.kept: Sequence[str] = ()
+
+    def event(self) -> None:
+        """Count an event; it may be the last one."""
+        if next(self.events) == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write(self, name: str, *values: Any) -> None:
+        """Append a line to a file, which is there when this process is killed."""
+        with open(self.folder / name, "ab", buffering=0) as file:
+            file.write(json.dumps(values).encode() + b"\n")
+
+    def record(self, kind: str, recorder: str, context: ah.SessionRunContext | None = None) -> None:
+        """Record an effect."""
+        self.event()
+        payload = {"execution": self.execution, "by": recorder}
+        key = ah.effect(kind, payload) if context is None else context.effect(kind, payload)
+        self.write("recorded", self.execution, kind, key, payload)
+
+    def may_fail(self, what: str) -> None:
+        """Raise an error from which the session recovers."""
+        if self.rng.random() < self.program.failures:
+            raise ah.UnavailableError(what)
+
+    async def pause(self) -> None:
+        """Let others continue, for a random time."""
+        for _ in range(self.rng.choice([0, 1, 3])):
+            await asyncio.sleep(0)
+        if self.program.waits and self.rng.random() < 0.3:
+            await sleep(self.rng.uniform(0, 0.003))
+
+    def handler(self, kind: str) -> Callable[[ah.Effect], Any]:
+        async def deliver(effect: ah.Effect) -> None:
+            self.event()
+            if kind == "charge":
+                await sleep(self.rng.uniform(0, 0.004))
+            fails = kind == "notify" and self.rng.random() < 0.4
+            if fails and self.rng.random() < 0.5:
+                raise ConnectionError("the receiver has not got it")
+            self.write("received", os.getpid(), kind, effect.key, effect.step, effect.payload)
+            self.event()
+            await asyncio.sleep(0)
+            if fails:
+                raise ConnectionError("the answer was lost")
+            self.write("received", os.getpid(), kind, effect.key, effect.step, None)
+
+        return deliver
+
+    async def run(self) -> None:
+        """Train until the end."""
+        life, program = self, self.program
+        graph = ah.Graph()
+        graph.variable("executions", ())
+
+        class Points:
+            async def called(self) -> None: ...
+
+        class Waiting(Points):
+            async def called(self) -> None:
+                await life.pause()
+                life.record("notify", "group")
+
+        group = ah.HookGroup(Points, [Waiting()]).hooks
+
+        async def train(executions: tuple[str, ...]) -> tuple[str, ...]:
+            life.record("publish", "train")
+            if program.waits:
+                await life.pause()
+                await group.called()
+            life.may_fail("step")
+            life.record("charge", "train")
+            life.event()
+            return (*executions, life.execution)
+
+        async def train_plainly(executions: tuple[str, ...]) -> tuple[str, ...]:
+            life.record("publish", "train")
+            life.may_fail("step")
+            return (*executions, life.execution)
+
+        graph.train_op(updates="executions", name="train")(train if program.waits else train_plainly)
+
+        class Begins(ah.SessionRunHook):
+            order = -1
+
+            async def before_run(self, run_context: ah.SessionRunContext) -> None:
+                life.event()
+                life.execution = f"{life.number}.{next(life.executions)}"
+
+        class Plain(ah.SessionRunHook):
+            async def after_run(self, run_context: ah.SessionRunContext, run_values: Any) -> None:
+                life.record("publish", "Plain", run_context)
+                life.record("charge", "Plain", run_context)
+
+        class Slow(ah.SessionRunHook):
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            async def before_run(self, run_context: ah.SessionRunContext) -> None:
+                await life.pause()
+                life.record("notify", self.name, run_context)
+                await life.pause()
+
+            async def after_run(self, run_context: ah.SessionRunContext, run_values: Any) -> None:
+                await life.pause()
+                life.record("publish", self.name, run_context)
+                life.may_fail("hook")
+
+        class Noted(ah.CheckpointSaverListener):
+            async def before_save(self, session: ah.Session, global_step: int) -> None:
+                life.event()
+
+            async def after_save(self, session: ah.Session, global_step: int) -> None:
+                life.event()
+
+        class Last(ah.SessionRunHook):
+            order = 200
+
+            async def after_run(self, run_context: ah.SessionRunContext, run_values: Any) -> None:
+                life.may_fail("the last hook")
+
+            async def end(self, session: ah.Session) -> None:
+                life.kept = session.variables.snapshot()["executions"]
+
+        hooks = [
+            *(Begins(), Plain(), Slow("first"), Slow("second"), Last()),
+            EffectsHook(
+                {kind: self.handler(kind) for kind in KINDS},
+                run="r",
+                backoff=ah.Backoff(0.0005, 0.002),
+                max_pending=program.max_pending,
+                drain_secs=None,
+            ),
+            ah.CheckpointSaverHook(
+                every=ah.Every(steps=program.every), listeners=[Noted()], background=program.background, on_busy=program.on_busy
+            ),
+            ah.StopAtStepHook(last_step=program.steps),
+        ]
+        life.rng.shuffle(hooks)
+        policy = ah.RecoveryPolicy(
+            max_attempts=1000,
+            no_progress_limit=1000,
+            backoff=_NO_BACKOFF,
+            restore=program.restore,
+            after_commit=program.after_commit,
+        )
+        creator = ah.ChiefSessionCreator(graph, checkpoint_dir=ah.Saver(self.folder / "checkpoints", keep=KeepNewest(2)))
+        async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
+            async for _ in session.steps("train"):
+                self.event()
+        (self.folder / "kept").write_text(json.dumps(self.kept))
+
+
+def live(program: Program, number: int, folder: Path) -> bool:
+    """Run one process of a training, a fork of this one; return whether it has come to its end.
+
+    Raises:
+        RuntimeError: it has failed.
+    """
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            asyncio.run(Life(program, number, folder).run())
+            code = 0
+        except BaseException:
+            (folder / "failure").write_text(traceback.format_exc())
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and number < program.kills:
+        return False
+    if status:
+        raise RuntimeError(f"{program} ended with {status}: {(folder / 'failure').read_text()}")
+    return True
+
+
+def lines(path: Path) -> list[Any]:
+    """Return the lines of a file; the last may have been cut."""
+    found: list[Any] = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
+
+
+def violations(folder: Path, tally: Counter[str]) -> list[str]:
+    """Return what must not have happened in a training that has ended."""
+    found: list[str] = []
+    kept = json.loads((folder / "kept").read_text())
+    recorded, received = lines(folder / "recorded"), lines(folder / "received")
+    expected = {key: (kind, payload) for execution, kind, key, payload in recorded if execution in kept}
+    if len(expected) < len({(execution, kind, key) for execution, kind, key, _ in recorded if execution in kept}):
+        found.append("two effects have one key")
+    if len(kept) != len({*kept}):
+        found.append(f"an execution counts twice: {kept}")
+    got: dict[str, tuple[str, Any]] = {}
+    done: set[tuple[int, str]] = set()
+    order: dict[str, list[int]] = {kind: [] for kind in KINDS}
+    keys: dict[Any, str] = {}
+    times = Counter[Any]()
+    for execution, kind, key, payload in recorded:
+        what = key.split("/")[1], kind, payload["by"]
+        times[execution, what] += 1
+        if keys.setdefault((what, times[execution, what]), key) != key:
+            found.append(f"one effect has two keys: {key} and {keys[what, times[execution, what]]}")
+    places = {key: place for place, (_, _, key, _) in enumerate(recorded)}
+    for pid, kind, key, step, payload in received:
+        if payload is None:
+            done.add((pid, key))
+            continue
+        tally["calls"] += 1
+        if (pid, key) in done:
+            found.append(f"{key} was delivered twice by one process")
+        if key in got:
+            tally["repeated"] += 1
+            if got[key] != (kind, payload):
+                found.append(f"{key} was delivered as {got[key]} and as {(kind, payload)}")
+            continue
+        got[key] = kind, payload
+        order[kind].append(step)
+        if key not in expected:
+            found.append(f"{key} of an undone step was delivered: {payload}")
+        elif expected[key] != (kind, payload):
+            found.append(f"{key} was delivered as {(kind, payload)}, and the step that is kept has {expected[key]}")
+    found += [f"{key} was not delivered" for key in sorted(expected.keys() - got.keys(), key=places.__getitem__)]
+    for kind, steps in order.items():
+        if steps != sorted(steps):
+            found.append(f"{kind} was delivered in another order: steps {steps}")
+    tally["kept"] += len(expected)
+    tally["undone"] += len({(execution, key) for execution, _, key, _ in recorded if execution not in kept})
+    tally["executions"] += len({execution for execution, *_ in recorded})
+    tally["steps"] += len(kept)
+    return found
+
+
+def run_programs(count: int, seed: int, report: Callable[[str], None], tally: Counter[str]) -> int:
+    """Run so many programs; report each that breaks a promise, and return how many."""
+    wrong = 0
+    for module in ("aiohooks.checkpoint._encoding", "aiohooks.session.monitored", "anyio._backends._asyncio"):
+        importlib.import_module(module)  # here, and not in each fork
+    with log_disabled():
+        for number in range(count):
+            program = generate(seed, number)
+            with scratch() as folder:
+                try:
+                    lives = next(life for life in itertools.count(1) if live(program, life - 1, folder))
+                    found = violations(folder, tally)
+                except RuntimeError as error:
+                    found = [str(error)]
+                    lives = 0
+            tally["kills"] += lives - 1
+            if found:
+                wrong += 1
+                report("\n  ".join([f"{program}, seed {seed}", *found[:10]]))
+    return wrong
+
+
+# -- bugs that must be found
+
+
+def _release_when_taken(original: Any, self: Any, *taken: Any) -> None:
+    original(self, *taken)
+    self.release(self._last)
+
+
+def _release_late(original: Any, self: Any, mark: int) -> None:
+    original(self, self._last)
+
+
+def _forget_pending(original: Any, self: Any) -> Any:
+    return {**original(self), "pending": []}
+
+
+def _drop_nothing(original: Any, self: Any, state: Any) -> None:
+    before = self._pending()
+    if self._coord is None or not before:
+        original(self, state)
+
+
+def _take_all(original: Any, self: Any) -> None:
+    self.committed = self.recorded
+    original(self)
+
+
+def _ignore_failure(original: Any, self: Any, name: str, kind: Any, one: Any, error: Exception) -> None:
+    original(self, name, kind, one, error)
+    kind.ready.popleft()
+    self._ready -= 1
+
+
+def _load_all(original: Any, self: Any, state: Any) -> None:
+    coord, self._coord = self._coord, None
+    original(self, state)
+    self._coord = coord
+
+
+def _one_recorder(original: Any, self: Any) -> str:
+    return "step"
+
+
+def _number_anew(original: Any, self: Any, prefix: str, counts: Any) -> None:
+    original(self, f"{prefix}{os.getpid()}", counts)
+
+
+BUGS: dict[str, tuple[type, str, Any]] = {
+    "delivered at the commit": (EffectsHook, "take", _release_when_taken),
+    "a save releases what came after it": (EffectsHook, "release", _release_late),
+    "the outbox is not saved": (EffectsHook, "state_dict", _forget_pending),
+    "undone effects stay": (EffectsHook, "load_state_dict", _drop_nothing),
+    "a failed attempt leaves its effects": (Recording, "end", _take_all),
+    "a failed delivery is not repeated": (EffectsHook, "_note_failure", _ignore_failure),
+    "a recovery delivers again": (EffectsHook, "load_state_dict", _load_all),
+    "all have one numbering": (Recording, "recorder", _one_recorder),
+    "keys depend on the process": (Recording, "begin", _number_anew),
+}
+
+
+@contextlib.contextmanager
+def bug(name: str) -> Generator[None]:
+    """Put a bug into the library for the block."""
+    owner, method, replacement = BUGS[name]
+    with replaced(owner, method, replacement):
+        yield
+
+
+def finds(name: str, most: int = 60) -> int | None:
+    """Return the number of the first training that finds a bug."""
+    with bug(name):
+        return next((number for number in range(most) if run_programs(1, 1000 + number, lambda _: None, Counter())), None)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.effects", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=2000, help="how many trainings (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--injected-bugs", action="store_true", help="show that each injected bug is found")
+    options = parser.parse_args(arguments)
+    if options.count < 1:
+        parser.error("--count is at least 1")
+    if options.injected_bugs:
+        found = {name: finds(name) for name in BUGS}
+        for name, number in found.items():
+            print(f"{name}: {'NOT FOUND' if number is None else f'found by training {number + 1}'}", flush=True)
+        return int(None in found.values())
+    tally = Counter[str]()
+    wrong = run_programs(options.count, options.seed, lambda text: print(text, flush=True), tally)
+    print(
+        f"{options.count} trainings with {tally['kills']} kills, {wrong} of which broke a promise\n"
+        f"{tally['executions']} executions of steps, {tally['steps']} of them kept\n"
+        f"{tally['kept']} effects of the kept ones, all delivered, {tally['repeated']} times again under the same key\n"
+        f"{tally['undone']} effects of the others, none delivered",
+        flush=True,
+    )
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,718 @@
+"""EffectsHook: when effects are delivered, what a recovery and a kill leave of them, their keys, and how they are repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiohooks as ah
+from aiohooks._aio.clock import sleep
+from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
+from aiohooks.testing import ExplorationError, ManualClock, choose, explore, unreliable
+from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
+from tests.support.sessions import NO_BACKOFF
+
+pytestmark = pytest.mark.every_python
+
+LAST = ah.Every(at=(1_000,))
+"""Saves at the begin and the end only."""
+
+
+class Receiver:
+    """Notes what it gets, and fails with `errors` first."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.keys: list[str] = []
+        self.calls = 0
+        self.errors = [*errors]
+        self.received = asyncio.Event()
+
+    async def __call__(self, effect: ah.Effect) -> None:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        self.keys.append(effect.key)
+        self.received.set()
+
+    async def wait_for(self, count: int) -> None:
+        while len(self.keys) < count:
+            self.received.clear()
+            await self.received.wait()
+        for _ in range(5):  # the delivering task counts it
+            await asyncio.sleep(0)
+
+
+def effects(*, publish: Any = None, charge: Any = None, **options: Any) -> ah.EffectsHook:
+    """Return a hook of the run `r` that repeats deliveries immediately."""
+    handlers = {kind: one for kind, one in (("publish", publish), ("charge", charge)) if one is not None}
+    return ah.EffectsHook(handlers, **{"run": "r", "backoff": ah.Backoff(initial_secs=0), **options})
+
+
+async def step() -> dict[str, int]:
+    """Record one effect, and wait."""
+    ah.effect("publish", "data")
+    await asyncio.sleep(0)
+    return {"loss": 1}
+
+
+def chief(path: Any, fn: Any = step) -> ah.ChiefSessionCreator:
+    return ah.ChiefSessionCreator(fn, checkpoint_dir=path)
+
+
+async def train(source: Any, hooks: list[Any], runs: int, **options: Any) -> ah.AsyncMonitoredSession:
+    """Return a session after so many runs."""
+    async with ah.AsyncMonitoredSession(source, hooks, **options) as session:
+        for _ in range(runs):
+            await session.run(())
+    return session
+
+
+async def kill_after(creator: Any, hooks: list[Any], runs: int) -> None:
+    """Make so many runs, wait until they are saved, and end without a clean end."""
+
+    async def train_and_fail() -> None:
+        async with ah.AsyncMonitoredSession(creator, hooks) as session:
+            for _ in range(runs):
+                await session.run(())
+            await writes_done()
+            raise ValueError("killed")
+
+    with pytest.raises(ValueError, match="killed"):
+        await train_and_fail()
+
+
+class Calling(ah.SessionRunHook):
+    """Calls a function with the context in `after_run`."""
+
+    def __init__(self, call: Callable[[ah.SessionRunContext], object], name: str = "") -> None:
+        self.call = call
+        self.name = name
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        self.call(run_context)
+
+
+# -- when
+
+
+async def test_an_effect_waits_for_the_checkpoint_that_has_it(tmp_path: Path) -> None:
+    """It is delivered when the checkpoint is durable, and not before; later ones wait for the next checkpoint."""
+    receiver = Receiver()
+    saver = HeldSaver(tmp_path)
+    saver.let()  # the first one, of step 0
+    hooks = [saving(saver, every=ah.Every(steps=2)), effects(publish=receiver)]
+    async with ah.AsyncMonitoredSession(chief(saver), hooks) as session:
+        for _ in range(3):
+            await session.run(())
+        assert receiver.keys == []
+        assert session.status().effects[0][:3] == ("publish", 3, 3)
+        assert "effects of 'publish': 3 not delivered, of which 3 wait for a checkpoint" in str(session.status())
+        saver.let()
+        await receiver.wait_for(2)
+        assert session.status().effects == (ah.dispatch.EffectStatus("publish", 1, 1, 2, 0, None),)
+        saver.let(5)
+    await saver.aclose()
+    assert receiver.keys == ["r/1/step/1", "r/2/step/1", "r/3/step/1"]
+
+
+async def test_at_the_commit_it_is_delivered_immediately() -> None:
+    """With when="commit" nothing has to be saved."""
+    receiver = Receiver()
+    async with ah.AsyncMonitoredSession(step, [effects(publish=receiver, when="commit")]) as session:
+        await session.run(())
+        await receiver.wait_for(1)
+    assert receiver.keys == ["r/1/step/1"]
+
+
+@pytest.mark.parametrize("first", ["effects", "saver"])
+async def test_at_the_end_all_is_delivered_and_the_last_checkpoint_has_none(first: str, tmp_path: Path) -> None:
+    """In either order of the hooks: the next process has nothing to deliver again."""
+    receiver = Receiver()
+    hooks: list[Any] = [effects(publish=receiver), saving(None, every=LAST)]
+    await train(chief(tmp_path), hooks if first == "effects" else hooks[::-1], 2)
+    assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
+    assert (await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"] == []
+
+
+async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Path) -> None:
+    """A run that does not advance the step has effects, too; its checkpoint is that of the end, and no key is used twice."""
+    receiver = Receiver()
+    graph = ah.Graph()
+    graph.operation(name="look")(lambda: ah.effect("publish"))
+    for _ in range(2):
+        creator = ah.ChiefSessionCreator(graph, checkpoint_dir=tmp_path)
+        async with ah.AsyncMonitoredSession(creator, [effects(publish=receiver), saving(None, every=LAST)]) as session:
+            await session.run("look")
+            await session.run("look")
+    assert receiver.keys == [f"r/1/look/{number}" for number in (1, 2, 3, 4)]
+
+
+# -- a failed run, a recovery, a kill
+
+
+async def test_a_failed_run_leaves_nothing() -> None:
+    """Also if its error is caught, and another run is made: that has the same key."""
+    receiver = Receiver()
+    errors: list[BaseException] = [ValueError("once")]
+
+    async def failing() -> None:
+        ah.effect("publish")
+        if errors:
+            raise errors.pop()
+
+    async with ah.AsyncMonitoredSession(failing, [effects(publish=receiver, when="commit")]) as session:
+        with pytest.raises(ValueError, match="once"):
+            await session.run(())
+        await session.run(())
+        await receiver.wait_for(1)
+    assert receiver.keys == ["r/1/failing/1"]
+
+
+async def test_a_committed_run_keeps_them_if_a_hook_fails_later() -> None:
+    """The step counts, so its effects do; the repetition is another step."""
+    receiver = Receiver()
+    errors: list[BaseException] = [ah.UnavailableError("once")]
+
+    def fail(context: ah.SessionRunContext) -> None:
+        if errors:
+            raise errors.pop()
+
+    await train(step, [Calling(fail), effects(publish=receiver, when="commit")], 1, recovery=NO_BACKOFF)
+    assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
+
+
+def failing_at(at: int, make: Callable[[], str]) -> Any:
+    """Return a step that records what `make` returns, and fails once, at that step."""
+    errors: list[BaseException] = [ah.UnavailableError("once")]
+
+    async def failing(global_step: int) -> None:
+        ah.effect("publish", make())
+        if global_step + 1 == at and errors:
+            raise errors.pop()
+
+    return failing
+
+
+@pytest.mark.parametrize("restore", ["checkpoint", "memory"])
+async def test_a_recovery_drops_the_effects_of_undone_steps(
+    restore: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are counted in a warning, and recorded again with their steps under the same keys. In memory, nothing is undone."""
+    payloads: list[tuple[str, str]] = []
+
+    async def deliver(effect: ah.Effect) -> None:
+        payloads.append((effect.key, effect.payload))
+
+    made: list[str] = []
+
+    def make() -> str:
+        made.append(f"made {len(made) + 1}")
+        return made[-1]
+
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=0), restore=restore)
+    hooks = [effects(publish=deliver), saving(None, every=ah.Every(steps=2), background=False)]
+    async with ah.AsyncMonitoredSession(chief(tmp_path, failing_at(4, make)), hooks, recovery=policy) as session:
+        while session.global_step.latest.step < 5:
+            await session.run(())
+    kept = [1, 2, 5, 6, 7] if restore == "checkpoint" else [1, 2, 3, 5, 6]
+    assert payloads == [(f"r/{number}/failing/1", f"made {one}") for number, one in enumerate(kept, 1)]
+    dropped = [text for text in caplog.messages if "undone are dropped" in text]
+    assert dropped == (["effects of steps that are undone are dropped: 1 of 'publish'"] if restore == "checkpoint" else [])
+
+
+async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
+    """One that has begun is not repeated by the same process, though the checkpoint has its effect."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+    receiver = Receiver()
+
+    async def deliver(effect: ah.Effect) -> None:
+        begun.set()
+        await gate.wait()
+        await receiver(effect)
+
+    hooks = [effects(publish=deliver), saving(None, every=EVERY_STEP)]
+    async with ah.AsyncMonitoredSession(chief(tmp_path, failing_at(3, lambda: "")), hooks, recovery=NO_BACKOFF) as session:
+        await session.run(())
+        await begun.wait()
+        await session.run(())
+        await session.run(())
+        assert session.status().recoveries == 1
+        gate.set()
+    assert receiver.keys == ["r/1/failing/1", "r/2/failing/1", "r/3/failing/1"]
+    assert receiver.calls == 3
+
+
+async def test_a_checkpoint_from_before_the_hook_undoes_all(tmp_path: Path) -> None:
+    """A recovery to a checkpoint that has no outbox drops what was recorded since."""
+    await train(chief(tmp_path), [effects(publish=Receiver(), when="commit"), saving(None)], 1)
+    hook: Any = effects(publish=(receiver := Receiver()))
+    hook.name = "another"
+    hooks = [hook, saving(None, every=LAST)]
+    await train(chief(tmp_path, failing_at(3, lambda: "")), hooks, 3, recovery=NO_BACKOFF)
+    assert receiver.keys == ["r/2/failing/1", "r/3/failing/1"]
+
+
+async def test_the_next_process_delivers_what_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A session that fails leaves them in its checkpoint, and says how many; the next one delivers them first, by their keys."""
+    await kill_after(chief(tmp_path), [ah.EffectsHook({"publish": blocked}), saving(None)], 2)
+    assert caplog.messages[-1] == (
+        "effects that were not delivered: 2 of 'publish'; the next process delivers those that its checkpoint has, and makes the "
+        "steps of the others again"
+    )
+    receiver = Receiver()
+    await train(chief(tmp_path), [ah.EffectsHook({"publish": receiver}), saving(None)], 1)
+    runs = {key.partition("/")[0] for key in receiver.keys}
+    assert len(runs) == 1, "the random name of the run is kept, too"
+    assert [key.partition("/")[2] for key in receiver.keys] == ["1/step/1", "2/step/1", "3/step/1"]
+
+
+async def blocked(effect: ah.Effect) -> None:
+    """Never return."""
+    await asyncio.Event().wait()
+
+
+async def test_kinds_without_a_handler_are_not_forgotten(tmp_path: Path) -> None:
+    """A program that has lost the handler of what is left is refused."""
+    await kill_after(chief(tmp_path), [effects(publish=blocked), saving(None)], 1)
+    with pytest.raises(InvalidArgumentError, match=r"effects of the kinds \['publish'\] that were not delivered"):
+        await train(chief(tmp_path), [effects(charge=blocked), saving(None)], 1)
+
+
+# -- keys
+
+
+async def test_numbers_do_not_depend_on_the_order_of_concurrent_hooks() -> None:
+    """Each hook and each operation has numbers of its own, over both methods of a run."""
+
+    class Waiting(ah.SessionRunHook):
+        def __init__(self, name: str, turns: list[int]) -> None:
+            self.name, self.turns = name, turns
+
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            await self.record(run_context)
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: object) -> None:
+            await self.record(run_context)
+
+        async def record(self, run_context: ah.SessionRunContext) -> None:
+            for _ in range(self.turns.pop()):
+                await asyncio.sleep(0)
+            await asyncio.gather(asyncio.sleep(0), self.child(run_context))
+
+        async def child(self, run_context: ah.SessionRunContext) -> None:
+            run_context.effect("publish", self.name)
+
+    async def keys(first: list[int], second: list[int]) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+
+        async def deliver(effect: ah.Effect) -> None:
+            found.setdefault(effect.payload, set()).add(effect.key)
+
+        graph = ah.Graph()
+        for name, turns in (("one", first[0]), ("two", second[0])):
+
+            @graph.operation(name=name)
+            async def operation(name: str = name, turns: int = turns) -> None:
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                ah.effect("publish", name)
+
+        hooks = [Waiting("a", first), Waiting("b", second), Calling(lambda context: context.effect("publish", "plain"))]
+        async with ah.AsyncMonitoredSession(graph, [*hooks, effects(publish=deliver, when="commit")]) as session:
+            await session.run(["one", "two"])
+        return found
+
+    expected = {
+        "a": {"r/1/a/1", "r/1/a/2"},
+        "b": {"r/1/b/1", "r/1/b/2"},
+        "plain": {"r/1/Calling/1"},
+        "one": {"r/1/one/1"},
+        "two": {"r/1/two/1"},
+    }
+    assert await keys([0, 5], [5, 0]) == expected
+    assert await keys([5, 0], [0, 5]) == expected
+
+
+async def test_several_hooks_of_a_class_are_told_apart() -> None:
+    """Those that never wait, by their number, without a name of their own."""
+    receiver = Receiver()
+    twice = [Calling(lambda context: context.effect("publish")) for _ in range(2)]
+    await train(double, [*twice, effects(publish=receiver, when="commit")], 1)
+    assert receiver.keys == ["r/1/Calling#1/1", "r/1/Calling#2/1"]
+
+
+async def double() -> int:
+    return 2
+
+
+async def test_a_step_that_was_reset_has_other_keys() -> None:
+    """The user has set the step back: what follows is no repetition."""
+    receiver = Receiver()
+    async with ah.AsyncMonitoredSession(step, [effects(publish=receiver, when="commit")]) as session:
+        await session.run(())
+        await session.run(())
+        await session.global_step.reset(0)
+        await session.run(())
+        await session.run(())
+    assert receiver.keys == ["r/1/step/1", "r/2/step/1", "r+1/1/step/1", "r+1/2/step/1"]
+
+
+async def test_an_operation_that_is_repeated_records_once(tmp_path: Path) -> None:
+    """A run that reads a variable anew, as another one has replaced it, makes its operations again, and their effects."""
+    graph = ah.Graph()
+    graph.variable("v", 0)
+    turns = asyncio.Event()
+
+    @graph.operation(updates="v")
+    async def update(v: int) -> int:
+        ah.effect("publish", v)
+        await turns.wait()
+        return v + 1
+
+    payloads: list[int] = []
+
+    async def deliver(effect: ah.Effect) -> None:
+        payloads.append(effect.payload)
+
+    variables = ah.Variables()
+    async with ah.AsyncMonitoredSession(graph, [effects(publish=deliver, when="commit")], variables=variables) as session:
+        running = asyncio.ensure_future(session.run("update"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        variables.assign({"v": 10})
+        turns.set()
+        assert await running == 11
+    assert payloads == [10]
+
+
+# -- where effects may be recorded
+
+
+async def test_blocking_code_records_too() -> None:
+    """A hook with plain methods, and an operation in a thread: each with its own numbers."""
+    receiver = Receiver()
+
+    class Plain:
+        def after_run(self, run_context: ah.SessionRunContext, run_values: object) -> None:
+            run_context.effect("publish")
+            ah.effect("publish")
+
+    graph = ah.Graph()
+    graph.operation(name="threaded", thread=True)(lambda: ah.effect("publish"))
+    hooks = [ah.BlockingHook(Plain()), effects(publish=receiver, when="commit")]
+    async with ah.AsyncMonitoredSession(graph, hooks) as session:
+        assert await session.run("threaded") == "r/1/threaded/1"
+    assert receiver.keys == ["r/1/threaded/1", "r/1/BlockingHook/1", "r/1/BlockingHook/2"]
+
+
+async def test_where_no_effect_can_be_recorded() -> None:
+    """Each place has its error, which says what to do."""
+    hook = effects(publish=Receiver(), when="commit")
+    late = ah.configure(Calling(lambda context: context.effect("publish")), order=100)
+    with pytest.raises(EffectError, match="outside of a run; record it in a step"):
+        ah.effect("publish")
+    with pytest.raises(EffectError, match=r"add EffectsHook\(\{kind: handler\}\) to its hooks"):
+        await train(step, [], 1)
+    with pytest.raises(EffectError, match=r"in after_run of Calling, whose order is 100, .* an order below 100"):
+        await train(double, [hook, late], 1)
+    with pytest.raises(EffectError, match="not in the background"):
+        await train(double, [hook, ah.configure(Calling(lambda context: context.effect("publish")), background=True)], 1)
+    contexts: list[ah.SessionRunContext] = []
+    await train(double, [hook, Calling(contexts.append)], 1)
+    with pytest.raises(EffectError, match="outside of the run that this run_context is of"):
+        contexts[0].effect("publish")
+
+
+async def test_an_inner_session_has_its_own_effects() -> None:
+    """A step that runs another session: what that records is not part of the outer run."""
+
+    async def outer() -> None:
+        await train(step, [], 1)
+
+    with pytest.raises(EffectError, match="in a session that delivers none"):
+        await train(outer, [effects(publish=Receiver(), when="commit")], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "message"),
+    [
+        ("pubish", None, r"kind of an effect is 'pubish'; give the kind of a handler .* did you mean 'publish'\?"),
+        (3, None, "kind of an effect is 3"),
+        ("publish", {"loss": {1, 2}}, r"the payload of effect 'publish'\['loss'\] is \{1, 2\}, a set; give None, bool"),
+        ("publish", [np.zeros(2)], r"'publish'\[0\] is array\(.*, a ndarray; .* \.tolist\(\)"),
+        ("publish", {1.5: 2}, "has the key 1.5, a float; give a str or an int"),
+        ("publish", "\ud800", "is no valid text"),
+    ],
+)
+async def test_what_cannot_be_recorded_is_refused(kind: Any, payload: Any, message: str) -> None:
+    """An unknown kind, and a payload that a checkpoint cannot hold: where it is recorded, with its type."""
+
+    async def wrong() -> None:
+        ah.effect(kind, payload)
+
+    with pytest.raises(InvalidArgumentError, match=message):
+        await train(wrong, [effects(publish=Receiver(), when="commit")], 1)
+
+
+async def test_a_payload_without_end_is_refused() -> None:
+    """A list in itself."""
+    endless: list[Any] = []
+    endless.append(endless)
+
+    async def wrong() -> None:
+        ah.effect("publish", endless)
+
+    with pytest.raises(InvalidArgumentError, match="nested deeper than 32 levels"):
+        await train(wrong, [effects(publish=Receiver(), when="commit")], 1)
+
+
+async def test_a_payload_is_copied(tmp_path: Path) -> None:
+    """What the recorder changes later is not delivered; every type comes back from a checkpoint as it was."""
+    payload: Any = {"a": [1, (2.5, None, True)], 7: b"x", "text": "\u00e4"}
+    got: list[Any] = []
+
+    async def changing() -> None:
+        ah.effect("publish", payload)
+        payload["a"].append("changed")
+
+    async def deliver(effect: ah.Effect) -> None:
+        got.append(effect.payload)
+
+    await kill_after(chief(tmp_path, changing), [effects(publish=blocked), saving(None)], 1)
+    await train(chief(tmp_path, double), [effects(publish=deliver), saving(None)], 0)
+    assert got == [{"a": [1, (2.5, None, True)], 7: b"x", "text": "\u00e4"}]
+
+
+@pytest.mark.parametrize("directory", [False, True], ids=["no saver", "a saver of another directory"])
+async def test_without_checkpoints_it_is_refused(directory: bool, tmp_path: Path) -> None:
+    """What is never in a checkpoint that the session is restored from would never be delivered."""
+    hooks = [effects(publish=Receiver()), *([saving(tmp_path / "other")] if directory else [])]
+    with pytest.raises(InvalidArgumentError, match=r"give it ChiefSessionCreator\(..., checkpoint_dir=...\) and CheckpointSaver"):
+        await train(chief(tmp_path) if directory else step, hooks, 1)
+
+
+async def test_invalid_arguments() -> None:
+    """Each is refused with its value."""
+    with pytest.raises(
+        InvalidHookError, match="the handler of 'publish' is <built-in function print>; give a coroutine function"
+    ):
+        ah.EffectsHook({"publish": print})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidArgumentError, match="handlers is empty"):
+        ah.EffectsHook({})
+    with pytest.raises(InvalidArgumentError, match="handlers has the kind 3"):
+        ah.EffectsHook({3: blocked})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
+    for options, message in (
+        ({"when": "later"}, "when is 'later'"),
+        ({"run": ""}, "run is ''"),
+        ({"max_pending": 0}, "max_pending"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"drain_secs": -1}, "drain_secs"),
+        ({"backoff": 1}, "backoff"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            effects(publish=blocked, **options)
+    two = [effects(publish=blocked, when="commit"), effects(charge=blocked, when="commit")]
+    two[1].name = "second"
+    with pytest.raises(InvalidHookError, match="has two EffectsHooks; give one of them the handlers of all kinds"):
+        await train(step, [*two], 1)
+
+
+# -- deliveries
+
+
+async def test_a_kind_that_fails_blocks_itself_alone(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """It is repeated, in order, after growing pauses; the log and the status say what fails, and what waits behind it."""
+    publish, charge = Receiver(*[ConnectionError("refused")] * 11), Receiver()
+
+    async def both() -> None:
+        ah.effect("publish")
+        ah.effect("charge")
+
+    hook = effects(publish=publish, charge=charge, when="commit", backoff=ah.Backoff(initial_secs=1, max_secs=4, jitter=False))
+    async with ah.AsyncMonitoredSession(both, [hook]) as session:
+        await session.run(())
+        await session.run(())
+        await charge.wait_for(2)
+        while len(publish.keys) < 2:
+            clock.advance(1)
+            await asyncio.sleep(0)
+        await publish.wait_for(2)
+        assert session.status().effects[0] == ("publish", 0, 0, 2, 11, "ConnectionError('refused')")
+    assert publish.keys == ["r/1/both/1", "r/2/both/1"]
+    assert charge.keys == ["r/1/both/2", "r/2/both/2"]
+    failed = [record for record in caplog.records if "failed, in attempt" in record.message]
+    assert [bool(record.exc_info) for record in failed] == [True, False]
+    assert re.match(
+        r"delivery of r/1/both/1 failed, in attempt 10 and after \d+ s; 1 of 'publish' wait behind it", failed[1].message
+    )
+
+
+async def test_after_max_attempts_the_error_ends_the_session(tmp_path: Path) -> None:
+    """What failed is in the checkpoint, and the next process tries it again."""
+    hooks = [effects(publish=Receiver(*[OSError("poison")] * 3), max_attempts=3), saving(None)]
+
+    async def train_and_wait() -> None:
+        async with ah.AsyncMonitoredSession(chief(tmp_path), hooks) as session:
+            await session.run(())
+            await session.until(asyncio.Event().wait())
+
+    with pytest.raises(OSError, match="poison") as caught:
+        await train_and_wait()
+    assert "attempt 3" in "".join(caught.value.__notes__)
+    receiver = Receiver()
+    await train(chief(tmp_path, double), [effects(publish=receiver), saving(None)], 0)
+    assert receiver.keys == ["r/1/step/1"]
+
+
+async def test_a_handler_that_was_cancelled_by_others_is_repeated() -> None:
+    """A future that it awaits is cancelled: that is a failure like any other, and ends nothing."""
+    receiver = Receiver()
+
+    async def deliver(effect: ah.Effect) -> None:
+        if not receiver.calls:
+            receiver.calls += 1
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+        await receiver(effect)
+
+    session = await train(step, [effects(publish=deliver, when="commit")], 1)
+    assert receiver.keys == ["r/1/step/1"]
+    assert "HookCancelledError" in str(session.status().effects[0].last_error)
+
+
+async def test_runs_wait_while_too_much_is_not_delivered() -> None:
+    """The run that has recorded the last one of `max_pending` ends when there is room, or at a stop."""
+    gate = asyncio.Semaphore(0)
+
+    async def deliver(effect: ah.Effect) -> None:
+        await gate.acquire()
+
+    hook = effects(publish=deliver, when="commit", max_pending=2, drain_secs=0)
+    async with ah.AsyncMonitoredSession(step, [hook]) as session:
+        await session.run(())
+        running = asyncio.ensure_future(session.run(()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not running.done()
+        assert "room for effects" in str(session.status())
+        gate.release()
+        await running
+        running = asyncio.ensure_future(session.run(()))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not running.done()
+        session.request_stop("enough")
+        await running
+        assert session.global_step.latest.step == 3
+
+
+async def test_too_many_that_wait_for_a_checkpoint_are_saved(tmp_path: Path) -> None:
+    """Though none is due: the outbox is limited."""
+    receiver = Receiver()
+    hooks = [effects(publish=receiver, max_pending=3), saving(None, every=LAST, background=False)]
+    async with ah.AsyncMonitoredSession(chief(tmp_path), hooks) as session:
+        for _ in range(4):
+            await session.run(())
+        await receiver.wait_for(3)
+        assert session.status().effects[0][:3] == ("publish", 1, 1)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+async def test_the_end_waits_for_drain_secs(saved: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Then what is left is counted: the checkpoint has it, or it is lost."""
+    if saved:
+        await train(chief(tmp_path), [effects(publish=blocked, drain_secs=0.01), saving(None)], 2)
+    else:
+        await train(step, [effects(publish=blocked, drain_secs=0.01, when="commit")], 2)
+    kept = "the next process delivers those that its checkpoint has, and makes the steps of the others again"
+    what = kept if saved else "they are lost, as no checkpoint has them"
+    assert f"effects that were not delivered: 2 of 'publish'; {what}" in caplog.messages
+    if saved:
+        assert len((await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"]) == 2
+
+
+async def test_after_a_failure_what_no_checkpoint_has_is_delivered() -> None:
+    """Without a saver the effects of committed runs would be lost with the session."""
+    receiver = Receiver()
+    await kill_after(step, [effects(publish=receiver, when="commit")], 1)
+    assert receiver.keys == ["r/1/step/1"]
+
+
+async def test_a_long_delivery_is_named(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Once a minute, by its key."""
+    caplog.set_level(logging.INFO, "aiohooks.hooks")
+    async with ah.AsyncMonitoredSession(step, [effects(publish=blocked, when="commit", drain_secs=0)]) as session:
+        await session.run(())
+        await asyncio.sleep(0)
+        clock.advance(61)
+    assert "delivering r/1/step/1, for 60 s now" in caplog.messages
+
+
+# -- explored
+
+
+async def program(folder: Path) -> None:
+    """Train three steps, whose effects the receiver writes to a file; check them where the training ends cleanly."""
+    receiver = folder / "receiver"
+
+    async def receive(effect: ah.Effect) -> None:
+        with receiver.open("a") as file:
+            file.write(f"{effect.key} {effect.payload}\n")
+
+    deliver = unreliable(receive, ConnectionError)
+    graph = ah.Graph()
+    graph.variable("made", ())
+
+    @graph.train_op(updates="made", name="train")
+    async def train_op(made: tuple[int, ...]) -> tuple[int, ...]:
+        number = next(_executions)
+        ah.effect("publish", number)
+        await sleep(choose(0, 0.01))
+        return (*made, number)
+
+    kept: list[int] = []
+
+    class Last(ah.SessionRunHook):
+        async def end(self, session: ah.Session) -> None:
+            kept.extend(session.variables.snapshot()["made"])
+
+    hook = effects(publish=deliver, drain_secs=None, backoff=ah.Backoff(0.01))
+    creator = ah.ChiefSessionCreator(graph, checkpoint_dir=folder / "checkpoints")
+    async with ah.AsyncMonitoredSession(creator, [Last(), hook, saving(None, every=ah.Every(steps=2))]) as session:
+        while session.global_step.latest.step < 3 and not session.should_stop():
+            await session.run("train")
+    expected = {f"r/{step}/train/1 {number}" for step, number in enumerate(kept, 1)}
+    assert {*(receiver.read_text().splitlines() if receiver.exists() else ())} == expected
+
+
+_executions = itertools.count()
+
+
+async def test_whatever_happens_kept_steps_have_their_effects() -> None:
+    """In any order of tasks, with failures, cancels, stops and kills: no undone step has an effect, and the last life has all."""
+    explored = await explore(program, seeds=60)
+    assert explored.disturbances["kill"] > 0
+    assert explored.disturbances["failure"] > 0
+
+
+async def test_the_exploration_finds_an_effect_of_an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is delivered at the commit, though the step may be made again."""
+    take = ah.EffectsHook.take
+
+    def take_and_release(self: ah.EffectsHook, *taken: Any) -> bool:
+        full = take(self, *taken)
+        self.release(self.mark())
+        return full
+
+    monkeypatch.setattr(ah.EffectsHook, "take", take_and_release)
+    with pytest.raises(ExplorationError, match="AssertionError"):
+        await explore(program, seeds=200, disturb=["kill"])
