@@ -11,6 +11,7 @@ from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 from aiohooks._aio.observers import RunObserver
+from aiohooks._diagnostics import Awaited
 
 T = TypeVar("T")
 
@@ -20,6 +21,10 @@ class RunOwner(Protocol):
 
     def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
         """Return a wait for something, which a stop of the session ends too."""
+        ...
+
+    def awaited(self) -> Awaited:
+        """Return the session, as what its calls are part of, for a report."""
         ...
 
 

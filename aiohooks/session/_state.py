@@ -15,16 +15,17 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
-from aiohooks._aio.clock import TimerHandle, current_clock, wake, wake_after
+from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wake, wake_after
 from aiohooks._aio.long_waits import LongWaitLog
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import RunWaits, Wait, close_unawaited
 from aiohooks._aio.run_scope import leave_run
+from aiohooks._diagnostics import Awaited
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -53,6 +54,11 @@ T = TypeVar("T")
 OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
 """The sessions of this process that are being opened, are open, or are being closed."""
 
+ON_OPEN: list[Callable[[SessionState], None]] = []
+"""Called with each session whose step store is known."""
+WHY_VARIABLE = "AIOHOOKS_WHY"
+"""The environment variable that lets the processes of a program be asked why they wait."""
+
 
 class SessionState:
     """One session, as its parts and its coordinators see it; as a `RunOwner`, what is part of its runs sees it, too."""
@@ -77,6 +83,8 @@ class SessionState:
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: int = 0
+        """The loop's thread."""
         self.phase: str = "new"
         """"new", "opening", "open", "closing" or "closed", since the time `since`."""
         self.since: float | None = None
@@ -100,6 +108,8 @@ class SessionState:
         self.stop_reason: str | None = None
         self.drain_reason: str | None = None
         self.pause_reason: str | None = None
+        self.run_began: Callable[[], float | None] = lambda: None
+        """Returns when the latest run began, if that is known, to some milliseconds."""
         self.on_pause: Callable[[], None] = lambda: None
         """Called in the loop after a pause or its end."""
         self.stoppable: dict[Wait[Any], bool] = {}
@@ -140,6 +150,29 @@ class SessionState:
         """End the run in progress with `cause`."""
         if self.runner is not None:
             self.waits.end(cause)
+
+    def awaited(self) -> Awaited:
+        """Return the session, for the wait-for graph: it waits for its run, or for what its block does."""
+        key = self.publisher and self.store and self.store.awaited_publisher(self.publisher)
+        task = self.runner or self.entered_by
+        by = lambda: () if task is None else (task,)  # noqa: E731
+        return Awaited("session", self.label, ", ".join(self._activities()), by, key or self, ends=False, not_found="")
+
+    def _activities(self) -> Iterator[str]:
+        now, run_began = monotonic_now()(), self.run_began()
+        since = self.since if run_began is None or self.phase != "open" else run_began
+        secs = "" if since is None else f" for {max(0.0, now - since):.3g} s"
+        if self.store is not None:
+            yield f"step {self.store.latest.step}"
+        if self.runner is not None:
+            yield f"in run {self.runs}{secs}"
+        else:
+            yield f"{self.phase}{secs}" if self.phase != "open" or not self.runs else f"in its block; run {self.runs} began{secs[4:]} ago"
+        if self.recovering_from is not None:
+            yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
+        for what, reason in (("paused", self.pause_reason), ("draining", self.drain_reason), ("stopping", self.stop_reason)):
+            if reason is not None:
+                yield f"{what}: {reason}"
 
     def name_session(self, error: BaseException) -> None:
         """Add the session's name, if it was given one, to an error that it raises; nothing to a cancellation or a clean end."""

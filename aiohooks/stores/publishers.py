@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from aiohooks._aio.run_scope import RunScope, current_run
+from aiohooks._diagnostics import Awaited
 from aiohooks.errors import is_clean_end
 from aiohooks.stores._protocol import Member
 
@@ -32,7 +33,7 @@ class Publisher:
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "closed", "name", "trace")
+    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "awaited", "closed", "name", "trace")
 
     def __init__(
         self,
@@ -48,6 +49,8 @@ class Publisher:
         """Whether it has left."""
         self.trace: str = ""
         """The span of its last run, as a W3C `traceparent`; empty if it has none."""
+        self.awaited: Callable[[], Awaited] = lambda: Awaited("publisher", f"publisher {name!r}", key=self)
+        """Returns what it is, for reports: its session sets this."""
         self._waits = waits
         self._leave = leave
         self._on_held_up = on_held_up
