@@ -211,9 +211,9 @@ def _watch(targets: Sequence[str], runs: Sequence[str], address: str | None) -> 
 _WHY = """\
 say why a process, a service or a run waits: for which task, hook, lock, queue, step or process, at which line, and since when
 
-A process can be asked if it was started with AIOHOOKS_WHY=1, or has called aiohooks.enable_why(); a service if it has controls, with its
-token in AIOHOOKS_SERVICE_TOKEN. A run is asked for by its name, or by the URL of its step store: all of its processes on this machine
-are asked, and their answers connected. A process that cannot answer is named, with what the system says of it.
+A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a service if it has controls,
+with its token in AIOHOOKS_SERVICE_TOKEN. A run is asked for by its name, or by the URL of its step store: all of its processes on
+this machine are asked, and their answers connected. Of a process that cannot answer it is shown what the system says.
 
 example:
   %(prog)s 4242

@@ -19,7 +19,6 @@ import time
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import anyio
@@ -47,7 +46,8 @@ class Awaited(NamedTuple):
         by: returns what it waits for itself: tasks, futures, threads, calls, other such things.
         key: what is one thing has one key: the thing itself, or a text that is the same in all processes of a run.
         secs: for how long it has been waited for, or has lasted.
-        any_of: whether one of those in `by` is enough, of which it is not known which.
+        any_of: whether any one of those in `by` is enough.
+        is_guess: whether `by` has what may end the wait, and nothing says that it will.
         ends: whether it ends the chain of awaits; otherwise the rest of the chain is what it waits for.
         not_found: what to say if `by` is a search that may find nothing.
     """
@@ -59,6 +59,7 @@ class Awaited(NamedTuple):
     key: object = None
     secs: float | None = None
     any_of: bool = False
+    is_guess: bool = False
     ends: bool = True
     not_found: str | None = None
 
@@ -213,7 +214,8 @@ def process_state(pid: int) -> str | None:
     if not os.path.isdir("/proc/self"):
         return None
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return "does not exist any more"
     except (OSError, IndexError):

@@ -455,11 +455,17 @@ class Overlap(Waiting):
         if self._expired is None:
             self._expired = {}
         task = self._tasks[number]
-        self._expired[number] = describe_suspension(task)
+        self._expired[number] = self._describe_suspension(number, task)
         task.cancel()
         if self.grace_secs is not None:
             assert self._timers is not None
             self._timers[number] = current_clock().call_later(self.grace_secs, functools.partial(self._give_up, number))
+
+    def _describe_suspension(self, number: int, task: asyncio.Task[Any]) -> str:
+        from aiohooks._why.builder import why  # seldom needed
+
+        chain = why(AwaitedCall(self.kind, self.describe(number), task, None))
+        return describe_suspension(task) + (f"; {chain}" if chain else "")
 
     def _give_up(self, only: int | None = None) -> None:
         """Leave calls running that have ignored their cancellation: all, or the only one whose time was up."""

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,14 +18,14 @@ from typing import Any
 from aiohooks._command_line.steps import shared_store
 from aiohooks._command_line.watch import TOKEN_VARIABLE
 from aiohooks._diagnostics import process_state
-from aiohooks._wait_graph import WaitEdge, WaitGraph, WaitNode
-from aiohooks.errors import AiohooksError, InvalidArgumentError, printable
+from aiohooks._why.graph import WaitGraph
+from aiohooks.errors import AiohooksError, printable
 from aiohooks.session.why import why_folder
 from aiohooks.stores import PublisherReport, RunReport
 
 _SECS = 1.5
 """How long a process may take to answer: all of them are asked at the same time."""
-_HOW = "start it with AIOHOOKS_WHY=1, or call aiohooks.enable_why()"
+_HOW = "start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True)"
 
 
 def print_why(target: str, run: str | None, *, address: str | None, as_json: bool) -> int:
@@ -134,7 +133,7 @@ def _ask(pid: int) -> WaitGraph:
 
 
 def _unanswered(pid: int, why: str) -> WaitGraph:
-    return WaitGraph((), (), (f"process {pid} {why}",))
+    return WaitGraph((), (), (f"process {pid}: {why}",))
 
 
 def _in_kernel(pid: int) -> str:
@@ -157,7 +156,9 @@ def _ask_service(url: str) -> WaitGraph:
         text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
         raise AiohooksError(f"the service answers {error.code}: {text}") from None
     except TimeoutError:
-        raise AiohooksError(f"the service has not answered in {_SECS} s: its loop is blocked; ask its process by its id") from None
+        raise AiohooksError(
+            f"the service has not answered in {_SECS} s: its loop is blocked; ask its process by its id"
+        ) from None
     except urllib.error.URLError as error:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
     except (ValueError, LookupError, TypeError) as error:

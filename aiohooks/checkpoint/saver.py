@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
-from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system

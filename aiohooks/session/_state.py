@@ -167,7 +167,11 @@ class SessionState:
         if self.runner is not None:
             yield f"in run {self.runs}{secs}"
         else:
-            yield f"{self.phase}{secs}" if self.phase != "open" or not self.runs else f"in its block; run {self.runs} began{secs[4:]} ago"
+            yield (
+                f"{self.phase}{secs}"
+                if self.phase != "open" or not self.runs
+                else f"in its block; run {self.runs} began{secs[4:]} ago"
+            )
         if self.recovering_from is not None:
             yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
         for what, reason in (("paused", self.pause_reason), ("draining", self.drain_reason), ("stopping", self.stop_reason)):

@@ -44,7 +44,7 @@ from aiohooks.session.steps import StepContext, StepFn, Steps, call_step_fn
 from aiohooks.stores.base import StepStore
 
 if TYPE_CHECKING:
-    from aiohooks._wait_graph import WaitGraph
+    from aiohooks._why.graph import WaitGraph
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

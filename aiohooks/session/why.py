@@ -1,7 +1,7 @@
 """Why a process waits: asked by its own code, by a signal, or by `aiohooks why` from outside.
 
-A process that is asked answers in a thread of its own, over a Unix socket in a directory that only its user can use: also while its
-event loop is blocked. No signal is sent to it. Nothing here runs before it is asked.
+A process that is asked answers in a thread of its own, over a Unix socket in a directory that only its user can use: also while
+its event loop is blocked. No signal is sent to it. Nothing here runs before it is asked.
 
     why_session       the wait-for graph of a session's loop
     enable_why        lets this process be asked
@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._validate import check_instance
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, WHY_VARIABLE, SessionState
 
 if TYPE_CHECKING:
-    from aiohooks._wait_graph import WaitGraph
+    from aiohooks._why.graph import WaitGraph
 
 _logger = logging.getLogger("aiohooks")
 _ANSWER_SECS = 0.25
@@ -71,12 +70,14 @@ def process_graph() -> WaitGraph:
     if len(loops) == 1 and not blocked and answers:
         return answers[0].result()
     frames = _innermost_frames()
-    return _graph(loops, {thread: frame for thread, frame in frames.items() if any(_thread_of(loop) == thread for loop in blocked)})
+    return _graph(
+        loops, {thread: frame for thread, frame in frames.items() if any(_thread_of(loop) == thread for loop in blocked)}
+    )
 
 
 def _graph(loops: list[asyncio.AbstractEventLoop], running: dict[int, types.FrameType]) -> WaitGraph:
     """Return the graph of these loops, given what the threads run whose loops cannot answer."""
-    from aiohooks._wait_graph import wait_graph  # only when it is asked for
+    from aiohooks._why.builder import wait_graph  # only when it is asked for
 
     sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
     blocked = {loop: frame for loop in loops if (frame := running.get(_thread_of(loop))) is not None}
@@ -104,25 +105,19 @@ def _thread_of(loop: asyncio.AbstractEventLoop) -> int:
 # -- being asked
 
 
-def enable_why(*, signals: bool = True) -> None:
+def enable_why() -> None:
     """Let this process be asked why it waits, by `aiohooks why` and by signals; calling it twice is harmless.
 
-    The environment variable AIOHOOKS_WHY=1 does the same when the first session is entered. A thread waits for questions, and costs
-    nothing until there is one. Only the same user, and root, can ask.
-
-    Args:
-        signals: whether SIGUSR1, and SIGQUIT, which Ctrl-\\\\ sends, print the answer to standard error. Signals that have a
-            handler are left alone.
+    A thread waits for questions, and costs nothing until there is one. Only the same user, and root, can ask. Signals that have a
+    handler are left alone.
 
     Raises:
         InvalidArgumentError: the directory of the sockets is not this user's alone.
         OSError: the socket could not be made.
     """
-    check_instance(signals, bool, "signals")
     global _server
     if _server is None:
         _server = _Server()
-    if signals:
         _install_signals()
 
 
@@ -137,7 +132,7 @@ def enable_if_asked() -> None:
 
 def _install_signals() -> None:
     if threading.current_thread() is not threading.main_thread():
-        _logger.warning("signals do not print why this process waits: call enable_why() in the main thread, or enable_why(signals=False)")
+        _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
         return
     for name in _SIGNALS:
         number = getattr(signal, name, None)

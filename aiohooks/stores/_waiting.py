@@ -35,6 +35,7 @@ from aiohooks.stores.publishers import (
 )
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 # An error that ends a wait is a result of its future, too: a future's exception that is never fetched, because the task was
 # cancelled in the same tick, would be reported as never retrieved.
@@ -234,7 +235,7 @@ class WaitRegistry:
         self.waiting_since: float | None = None
         """Since when there has been a wait for a step, without a break."""
         self._logged = 0.0, position  # when the last line was logged, or the waiting began, and the position then
-        self._why_then: tuple[float, str] | None = None
+        self._why: tuple[float, str] | None = None
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -318,7 +319,7 @@ class WaitRegistry:
         if secs is not None:
             summary = publisher_summary(self.publishers.names)
             late = SessionNotReadyError(f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}")
-            timer = self._clock.call_later(secs, functools.partial(resolve, waiter, late))
+            timer = self._clock.call_later(secs, lambda: resolve(waiter, self._with_why(late)))
         try:
             self._notify_subscriber()  # leases are watched while any wait is parked
             error = await wait_for_others(waiter)
@@ -465,18 +466,18 @@ class WaitRegistry:
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"
         error = step_timeout_error(problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names)
-        if note := self._why():
-            add_note(error, note)
-        return error
+        return self._with_why(error)
 
-    def _why(self) -> str:
-        """Return what the publishers of this process wait for; once a second, as thousands of waits may end together."""
+    def _with_why(self, error: E) -> E:
+        """Note what the publishers of this process wait for; found out once a second, as thousands of waits may end together."""
         now, here = self._clock.now(), [one for one in self.publishers.here if not one.waiting]
-        if here and (self._why_then is None or now - self._why_then[0] >= 1.0):
-            from aiohooks._wait_graph import why  # seldom needed
+        if here and (self._why is None or now - self._why[0] >= 1.0):
+            from aiohooks._why.builder import why  # seldom needed
 
-            self._why_then = now, why(*(one.awaited() for one in here))
-        return "" if not here or self._why_then is None else self._why_then[1]
+            self._why = now, why(*(one.awaited() for one in here))
+        if here and self._why is not None and self._why[1]:
+            add_note(error, self._why[1])
+        return error
 
     def _check_reachable(self) -> None:
         """After a publisher has left or begun to wait: report waits that cannot succeed any more."""

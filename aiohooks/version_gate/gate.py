@@ -75,7 +75,9 @@ class AdmissionQueue(Waiting):
             return None
         versions = self._ledger.versions
         name = f"room in the version gate of {versions.run}"
-        return Awaited("gate", name, repr(self._ledger).strip("<>"), lambda: [versions.awaited_step(versions.latest.step + 1)], self)
+        return Awaited(
+            "gate", name, repr(self._ledger).strip("<>"), lambda: [versions.awaited_step(versions.latest.step + 1)], self
+        )
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -173,7 +175,12 @@ class AdmissionQueue(Waiting):
         versions, secs = self._ledger.versions, self._clock.now() - since
         seen, publishers = versions.latest.step, versions.statistics().publishers
         problem = f"{self._ledger!r} has no room until version {seen + 1} is published or an item is dropped; not admitted"
-        return step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers)
+        error = step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers)
+        if publishers:
+            from aiohooks._why.builder import why  # seldom needed
+
+            add_note(error, why(self._ledger.versions.awaited_step(seen + 1)))
+        return error
 
 
 class Admission:

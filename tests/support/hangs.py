@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import aiohooks as ah
@@ -82,8 +81,8 @@ class Block(ah.SessionRunHook):
     """Blocks the event loop."""
 
     async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
-        """Sleep."""
-        time.sleep(600)  # noqa: ASYNC251 # blocked_loop
+        """Wait, and do not await."""
+        threading.Event().wait()  # blocked_loop
 
 
 class Gate(ah.SessionRunHook):
