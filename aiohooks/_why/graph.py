@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
@@ -38,7 +39,8 @@ class WaitNode:
     def __str__(self) -> str:
         text = self.name + (f" ({self.detail})" if self.detail else "")
         if self.where is not None:
-            function = "" if self.function is None or self.function.rpartition(".")[2] in self.name else f"{self.function} at "
+            is_said = self.function is None or self.function in re.sub(r"#\d+", "", self.name)
+            function = "" if is_said else f"{self.function} at "
             text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
         return text if self.secs is None else f"{text}, {self.secs:.3g} s"
 
@@ -92,19 +94,21 @@ class WaitGraph:
         return tuple(found)
 
     def chains(self) -> list[tuple[WaitNode, ...]]:
-        """Return the paths from what no other waits for to what waits for no other; sessions first."""
-        after, nodes = self._after(), {node.id: node for node in self.nodes}
-        awaited = {edge.awaited for edge in self.edges}
+        """Return the paths from what no other certainly waits for to what waits for no other; sessions first."""
+        after, nodes, unsure = self._after(), {node.id: node for node in self.nodes}, self._unsure()
+        awaited = {edge.awaited for edge in self.edges if edge[:2] not in unsure}
         kinds = {"session": 0, "hook": 1, "task": 2}
-        ordered = sorted(nodes, key=lambda one: (one in awaited, kinds.get(nodes[one].kind, 3)))
         seen: set[str] = set()
         chains: list[tuple[WaitNode, ...]] = []
-        for root in ordered:
+        for root in sorted(nodes, key=lambda one: (one in awaited, kinds.get(nodes[one].kind, 3))):
             ahead: list[tuple[str, ...]] = [] if root in seen else [(root,)]
             while ahead:
                 path = ahead.pop()
-                further = () if path[-1] in seen else after.get(path[-1], ())
-                seen.add(path[-1])
+                # What is only perhaps waited for has a chain of its own, if nothing else waits for it.
+                is_own = len(path) > 1 and path[-1] not in awaited and after.get(path[-1])
+                further = () if path[-1] in seen or is_own else after.get(path[-1], ())
+                if not is_own:
+                    seen.add(path[-1])
                 ahead += [(*path, one) for one in reversed(further)]
                 if not further:
                     chains.append(tuple(nodes[one] for one in path))
@@ -114,6 +118,7 @@ class WaitGraph:
         """Return the deadlocks and the other chains of waits as text, without what only tasks of the library wait for."""
         deadlocks = self.deadlocks
         lines = [f"deadlock: {' <- '.join([*map(str, cycle), *(one.name for one in cycle[:1])])}" for cycle in deadlocks]
+        unsure = self._unsure()
         ends = {node.id for cycle in deadlocks for node in cycle}
         chains = [_shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"]
         chains = [*dict.fromkeys(chain for chain in chains if len(chain) > 1 or ends.isdisjoint(one.id for one in chain))]
@@ -121,7 +126,9 @@ class WaitGraph:
             # Places in the library say something only at the end.
             nodes = [dataclasses.replace(one, where=None) if one.function is None else one for one in chain[:-1]]
             texts = [f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in (*nodes, *chain[-1:])]
-            lines.append(" waits for ".join(filter(None, (texts[0], " <- ".join(texts[1:])))))
+            perhaps = ["perhaps " * ((one.id, other.id) in unsure) for one, other in itertools.pairwise(chain)]
+            rest = " <- ".join(word + text for word, text in zip(perhaps, texts[1:], strict=True))
+            lines.append(f"{texts[0]} waits for {rest}" if rest else texts[0])
         if len(chains) > _MOST_LINES:
             lines.append(f"and {len(chains) - _MOST_LINES} more; to_json() has all")
         return [*lines, *self.notes] or ["nothing waits"]
@@ -155,6 +162,11 @@ class WaitGraph:
                 nodes[node.id] = node
         edges = dict.fromkeys(edge for one in graphs for edge in one.edges)
         return cls(tuple(nodes.values()), tuple(edges), tuple(note for one in graphs for note in one.notes))
+
+    def _unsure(self) -> set[tuple[str, str]]:
+        """Return the edges that have a "perhaps" in the text."""
+        sessions = {node.id for node in self.nodes if node.kind == "session"}
+        return {edge[:2] for edge in self.edges if not edge.certain and edge.waiter not in sessions}
 
     def _after(self, *, certain: bool = False) -> dict[str, list[str]]:
         after: dict[str, list[str]] = {}

@@ -156,7 +156,16 @@ class SessionState:
         key = self.publisher and self.store and self.store.awaited_publisher(self.publisher)
         task = self.runner or self.entered_by
         by = lambda: () if task is None else (task,)  # noqa: E731
-        return Awaited("session", self.label, ", ".join(self._activities()), by, key or self, ends=False, not_found="")
+        return Awaited(
+            "session",
+            self.label,
+            ", ".join(self._activities()),
+            by,
+            key or self,
+            is_guess=self.runner is None,
+            ends=False,
+            not_found="",
+        )
 
     def _activities(self) -> Iterator[str]:
         now, run_began = monotonic_now()(), self.run_began()

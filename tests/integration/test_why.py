@@ -72,7 +72,7 @@ HANGS = {
     "version": rf"Gate.before_run at step 2, \S*LINE, {SECS} <- room in the version gate of weights .* <- step 1 of weights \(seen 0, 0 steps/s, no publisher",
     "recovery": rf"session 'chief' .* in recovery 1 from UnavailableError.* waits for a recovery.*, {SECS} <- the pause of 600 s before recovery 1 .*server is away",
     "blocked_loop": rf"session 'chief' \(step 1, in run 1 for {SECS}\) .* <- Block.after_run \(runs; the event loop waits for it\), \S*LINE",
-    "task_done": rf"session 'chief' \(step 1, in its block; run 1 began {SECS} ago\).* at \S*LINE <- queue `jobs` \(0 in it, task_done was not called for 1 more\) <- task 'reader'",
+    "task_done": rf"session 'chief' \(step 1, in its block; run 1 began {SECS} ago\).* at \S*LINE <- queue `jobs` \(0 in it, task_done was not called for 1 more\) <- perhaps task 'reader'",
     "nested": rf"Nest.before_run at step 1, \S*OUTER, {SECS} <- session 'evaluation' .* <- Forget.before_run at step 1, \S*LINE, {SECS} <- event \(not set",
 }
 
