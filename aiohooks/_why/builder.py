@@ -151,7 +151,8 @@ class _Builder:
 
     def _add_task(self, task: asyncio.Task[Any]) -> str:
         code = getattr(coroutine_of(task), "cr_code", None)
-        kind = "internal task" if code is not None and code.co_filename.startswith(PACKAGE) else "task"
+        is_internal = code is not None and code.co_filename.startswith(PACKAGE) and code.co_name.startswith("_")
+        kind = "internal task" if is_internal else "task"
         node, is_new = self._add(task, kind, f"task {printable(task.get_name())!r}")
         if is_new:
             self._ahead.append(lambda: self._expand_task(task, node))

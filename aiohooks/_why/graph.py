@@ -117,15 +117,16 @@ class WaitGraph:
     def lines(self) -> list[str]:
         """Return the deadlocks and the other chains of waits as text, without what only tasks of the library wait for."""
         deadlocks = self.deadlocks
-        lines = [f"deadlock: {' <- '.join([*map(str, cycle), *(one.name for one in cycle[:1])])}" for cycle in deadlocks]
+        lines = [
+            f"deadlock: {' <- '.join([*map(str, _own_places(cycle)), *(one.name for one in cycle[:1])])}" for cycle in deadlocks
+        ]
         unsure = self._unsure()
         ends = {node.id for cycle in deadlocks for node in cycle}
         chains = [_shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"]
         chains = [*dict.fromkeys(chain for chain in chains if len(chain) > 1 or ends.isdisjoint(one.id for one in chain))]
         for chain in chains[:_MOST_LINES]:
-            # Places in the library say something only at the end.
-            nodes = [dataclasses.replace(one, where=None) if one.function is None else one for one in chain[:-1]]
-            texts = [f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in (*nodes, *chain[-1:])]
+            nodes = *_own_places(chain[:-1]), *chain[-1:]
+            texts = [f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in nodes]
             perhaps = ["perhaps " * ((one.id, other.id) in unsure) for one, other in itertools.pairwise(chain)]
             rest = " <- ".join(word + text for word, text in zip(perhaps, texts[1:], strict=True))
             lines.append(f"{texts[0]} waits for {rest}" if rest else texts[0])
@@ -174,6 +175,11 @@ class WaitGraph:
             if edge.certain or not certain:
                 after.setdefault(edge.waiter, []).append(edge.awaited)
         return after
+
+
+def _own_places(chain: tuple[WaitNode, ...]) -> list[WaitNode]:
+    """Leave out places in libraries, which say something only at the end of a chain."""
+    return [dataclasses.replace(one, where=None) if one.function is None else one for one in chain]
 
 
 def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, ...]:

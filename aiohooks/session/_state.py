@@ -154,33 +154,20 @@ class SessionState:
     def awaited(self) -> Awaited:
         """Return the session, for the wait-for graph: it waits for its run, or for what its block does."""
         key = self.publisher and self.store and self.store.awaited_publisher(self.publisher)
-        task = self.runner or self.entered_by
-        by = lambda: () if task is None else (task,)  # noqa: E731
-        return Awaited(
-            "session",
-            self.label,
-            ", ".join(self._activities()),
-            by,
-            key or self,
-            is_guess=self.runner is None,
-            ends=False,
-            not_found="",
-        )
+        tasks = [task for task in (self.runner or self.entered_by,) if task is not None]
+        one = Awaited("session", self.label, ", ".join(self._activities()), lambda: tasks, key or self, ends=False, not_found="")
+        return one if self.runner is not None else one._replace(is_guess=True)  # other tasks may run it
 
     def _activities(self) -> Iterator[str]:
         now, run_began = monotonic_now()(), self.run_began()
-        since = self.since if run_began is None or self.phase != "open" else run_began
-        secs = "" if since is None else f" for {max(0.0, now - since):.3g} s"
         if self.store is not None:
             yield f"step {self.store.latest.step}"
         if self.runner is not None:
-            yield f"in run {self.runs}{secs}"
+            yield f"in run {self.runs}" + ("" if run_began is None else f" for {now - run_began:.3g} s")
+        elif self.phase == "open" and run_began is not None:
+            yield f"in its block; run {self.runs} began {now - run_began:.3g} s ago"
         else:
-            yield (
-                f"{self.phase}{secs}"
-                if self.phase != "open" or not self.runs
-                else f"in its block; run {self.runs} began{secs[4:]} ago"
-            )
+            yield self.phase if self.since is None else f"{self.phase} for {now - self.since:.3g} s"
         if self.recovering_from is not None:
             yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
         for what, reason in (("paused", self.pause_reason), ("draining", self.drain_reason), ("stopping", self.stop_reason)):

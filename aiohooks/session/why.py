@@ -176,7 +176,8 @@ class _Server:
         ON_OPEN.append(self._note_run)
         call_after_fork(self)
         atexit.register(self.stop)
-        threading.Thread(target=self._serve, name="aiohooks why", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="aiohooks why", daemon=True)
+        self._thread.start()
 
     def _note_run(self, state: SessionState) -> None:
         """Note which runs the process takes part in: they may be asked for when it cannot answer."""
@@ -209,6 +210,7 @@ class _Server:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
+        self._thread.join(_SEND_SECS)
         for path in self._paths:
             path.unlink(missing_ok=True)
 

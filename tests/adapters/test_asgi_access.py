@@ -336,6 +336,18 @@ async def test_controls_pause_and_resume_the_session() -> None:
         assert session.pause_reason is None
 
 
+async def test_why_is_for_those_who_may_control_the_session() -> None:
+    """The wait-for graph has lines of the source: with the token, where controls are allowed, and texts are safe."""
+    async with AsyncMonitoredSession(step, name="chief password=hunter2") as session:
+        service = SessionService(session, controls=True, token=SECRET)
+        assert (await ask(service, "/why")).status == 401
+        assert (await ask(SessionService(session), "/why")).status == 404
+        found = await ask(service, "/why", headers={"authorization": f"Bearer {SECRET}", "host": "localhost"})
+        assert (found.status, is_protected(found)) == (200, True)
+        assert WaitGraph.from_json(found.body).nodes[0].name == "session 'chief password=***'"
+        assert b"hunter2" not in found.body
+
+
 @pytest.mark.parametrize("drain_secs", [None, 30.0])
 async def test_a_control_drains_the_session(drain_secs: float | None, clock: ManualClock) -> None:
     """It is healthy and not ready, finishes what it has, and has ended then; its time is that of the service."""
