@@ -19,7 +19,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 import anyio
 
@@ -36,6 +36,9 @@ _logger = logging.getLogger("aiohooks")
 Frames = tuple[types.FrameType, ...]
 
 
+Needs = Literal["all", "any", "perhaps"]
+
+
 class Awaited(NamedTuple):
     """Something with a name that is waited for.
 
@@ -46,8 +49,7 @@ class Awaited(NamedTuple):
         by: returns what it waits for itself: tasks, futures, threads, calls, other such things.
         key: what is one thing has one key: the thing itself, or a text that is the same in all processes of a run.
         secs: for how long it has been waited for, or has lasted.
-        any_of: whether any one of those in `by` is enough.
-        is_guess: whether `by` has what may end the wait, and nothing says that it will.
+        needs: whether it waits for "all" of those in `by`, for "any" one, or "perhaps" for some, as far as is known.
         ends: whether it ends the chain of awaits; otherwise the rest of the chain is what it waits for.
         not_found: what to say if `by` is a search that may find nothing.
     """
@@ -58,8 +60,7 @@ class Awaited(NamedTuple):
     by: Callable[[], Iterable[Any]] | None = None
     key: object = None
     secs: float | None = None
-    any_of: bool = False
-    is_guess: bool = False
+    needs: Needs = "all"
     ends: bool = True
     not_found: str | None = None
 

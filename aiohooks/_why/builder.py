@@ -28,7 +28,7 @@ from typing import Any
 
 import anyio
 
-from aiohooks._diagnostics import PACKAGE, Awaited, AwaitedCall, Waiting, coroutine_of, is_library, is_task, process_state
+from aiohooks._diagnostics import PACKAGE, Awaited, AwaitedCall, Needs, Waiting, coroutine_of, is_library, is_task, process_state
 from aiohooks._why.frames import entered, expression, frames_of, held_by, links_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
@@ -80,7 +80,7 @@ class _Builder:
         self._ids: dict[object, str] = {}  # by their keys
         self._kept: list[object] = []
         self._nodes: dict[str, WaitNode] = {}
-        self._edges: dict[tuple[str, str], bool] = {}
+        self._edges: dict[tuple[str, str], Needs] = {}
         self._ahead: deque[Callable[[], None]] = deque()
         self._searches: deque[Callable[[], None]] = deque()
 
@@ -91,7 +91,16 @@ class _Builder:
             self._add_task(task)
         while self._ahead or self._searches:
             (self._ahead or self._searches).popleft()()
-        return WaitGraph(tuple(self._nodes.values()), tuple(WaitEdge(*ids, certain) for ids, certain in self._edges.items()))
+        self._merge_tasks_of_sessions()
+        return WaitGraph(tuple(self._nodes.values()), tuple(WaitEdge(*ids, needs) for ids, needs in self._edges.items()))
+
+    def _merge_tasks_of_sessions(self) -> None:
+        """Let a session stand for the task that runs it, if nothing waits for that task."""
+        for waiter, session in [*self._edges]:
+            task, is_awaited = self._nodes[waiter], any(waiter == awaited for _, awaited in self._edges)
+            if task.kind == "task" and self._nodes[session].kind == "session" and not is_awaited:
+                self._change(session, function=task.function, where=task.where)
+                del self._nodes[waiter], self._edges[waiter, session]
 
     # -- nodes and edges
 
@@ -110,10 +119,12 @@ class _Builder:
     def _change(self, node: str, **changes: Any) -> None:
         self._nodes[node] = dataclasses.replace(self._nodes[node], **changes)
 
-    def _connect(self, waiter: str, awaited: Iterable[str], *, any_of: bool = False, guess: bool = False) -> bool:
+    def _connect(self, waiter: str, awaited: Iterable[str], needs: Needs = "all") -> bool:
         ids = [*awaited]
+        if needs == "any" and len(ids) == 1 and self._nodes[waiter].kind != "session":  # which other tasks may run
+            needs = "all"
         for one in ids:
-            self._edges[waiter, one] = self._edges.get((waiter, one), False) or not (guess or (any_of and len(ids) > 1))
+            self._edges.setdefault((waiter, one), needs)
         return bool(ids)
 
     def _targets(self, thing: Any) -> list[str]:
@@ -140,9 +151,7 @@ class _Builder:
             def connect() -> None:
                 if one.kind == "session" and any(waiter == node for waiter, _ in self._edges):
                     return  # it is in a run; otherwise it waits for what its block does
-                found = self._connect(
-                    node, itertools.chain.from_iterable(map(self._targets, by())), any_of=one.any_of, guess=one.is_guess
-                )
+                found = self._connect(node, itertools.chain.from_iterable(map(self._targets, by())), one.needs)
                 if not found and one.not_found:
                     self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, one.not_found))))
 
@@ -252,7 +261,8 @@ class _Builder:
         ahead, waiting = [self._ids[key]], set[str]()
         while ahead:
             waiting.add(node := ahead.pop())
-            ahead += [one for (one, awaited), sure in self._edges.items() if sure and awaited == node and one not in waiting]
+            edges = self._edges.items()
+            ahead += [one for (one, awaited), needs in edges if needs == "all" and awaited == node and one not in waiting]
         for task in self._all:
             if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
                 yield task
@@ -291,7 +301,7 @@ class _Builder:
         if tasks or not busy:
             return [*itertools.chain.from_iterable(map(self._targets, tasks))]
         node, _ = self._add(future, "pool", "a free thread of the executor", detail=f"{len(busy)} are busy")
-        self._connect(node, busy, any_of=True)
+        self._connect(node, busy, "any")
         return [node]
 
 
@@ -317,20 +327,21 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
 
     def used(kind: str, detail: str, what: str) -> Awaited:
         by = lambda: builder.users(owner, at)  # noqa: E731
-        return Awaited(kind, f"{kind}{name}", detail, by, at, is_guess=True, not_found=f"no task that could {what} was found")
+        return Awaited(kind, f"{kind}{name}", detail, by, at, needs="perhaps", not_found=f"no task that could {what} was found")
 
-    def held(kind: str, detail: str, lock: object, *, any_of: bool = False) -> Awaited:
-        by = lambda: builder.holders(lock)  # noqa: E731
-        return Awaited(kind, f"{kind}{name}", detail, by, at, is_guess=any_of, not_found=_NO_HOLDER)
+    def held(kind: str, detail: str, places: float | None) -> Awaited:
+        holders = builder.holders(owner)
+        needs: Needs = "any" if len(holders) == places else "perhaps"
+        return Awaited(kind, f"{kind}{name}", detail, lambda: holders, at, needs=needs, not_found=_NO_HOLDER)
 
     match owner, method:
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
-            return held("lock", "held", owner)
+            return held("lock", "held", 1)
         case asyncio.Semaphore(), "acquire":
             bound = getattr(owner, "_bound_value", None)
-            return held("semaphore", "none free" if bound is None else f"{bound} of {bound} in use", owner, any_of=True)
+            return held("semaphore", "none free" if bound is None else f"{bound} of {bound} in use", bound)
         case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
-            return held("limiter", f"{owner.borrowed_tokens} of {owner.total_tokens:g} in use", owner, any_of=True)
+            return held("limiter", f"{owner.borrowed_tokens} of {owner.total_tokens:g} in use", owner.total_tokens)
         case asyncio.Queue(), "put":
             return used("queue", f"full, {owner.qsize()} of {owner.maxsize}", "take from it")
         case asyncio.Queue(), "get":
@@ -350,8 +361,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
             return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "", key=at)
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
             return Awaited("calls", "", by=lambda: [worker])
-        case _, "sleep" if isinstance(timer := frame.f_locals.get("h"), asyncio.TimerHandle):
-            return Awaited("timer", "asyncio.sleep", f"{timer.when() - time.monotonic():.3g} s left", key=timer)
+        case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
+            return Awaited("timer", "asyncio.sleep", f"{when() - time.monotonic():.3g} s left")
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
             return Awaited("calls", "", by=lambda: [one for one in frame.f_locals.get("fs", ()) if not one.done()])
         case taskgroups.TaskGroup(), "__aexit__":

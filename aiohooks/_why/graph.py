@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 _MOST_LINES = 30
 
@@ -46,11 +46,11 @@ class WaitNode:
 
 
 class WaitEdge(NamedTuple):
-    """One that waits, and what it waits for; not `certain` if others could end the wait as well, as far as is known."""
+    """One that waits, and what it waits for: it needs "all" that it has such an edge to, or "any" one, or "perhaps" some."""
 
     waiter: str
     awaited: str
-    certain: bool
+    needs: Literal["all", "any", "perhaps"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class WaitGraph:
     @property
     def deadlocks(self) -> tuple[tuple[WaitNode, ...], ...]:
         """The cycles, each of which only an end from outside can resolve."""
-        after = self._after(certain=True)
+        after = self._after(all_needed=True)
         nodes = {node.id: node for node in self.nodes}
         found: list[tuple[WaitNode, ...]] = []
         done: set[str] = set()
@@ -95,21 +95,22 @@ class WaitGraph:
 
     def chains(self) -> list[tuple[WaitNode, ...]]:
         """Return the paths from what no other certainly waits for to what waits for no other; sessions first."""
-        after, nodes, unsure = self._after(), {node.id: node for node in self.nodes}, self._unsure()
-        awaited = {edge.awaited for edge in self.edges if edge[:2] not in unsure}
-        kinds = {"session": 0, "hook": 1, "task": 2}
+        after, nodes = self._after(), {node.id: node for node in self.nodes}
+        awaited = {edge.awaited for edge in self.edges if edge.needs != "perhaps"}
         seen: set[str] = set()
         chains: list[tuple[WaitNode, ...]] = []
+        kinds = {"session": 0, "hook": 1, "task": 2}
         for root in sorted(nodes, key=lambda one: (one in awaited, kinds.get(nodes[one].kind, 3))):
-            ahead: list[tuple[str, ...]] = [] if root in seen else [(root,)]
+            ahead: list[list[str]] = [] if root in seen else [[root]]
             while ahead:
                 path = ahead.pop()
+                last, further = path[-1], after.get(path[-1], [])
                 # What is only perhaps waited for has a chain of its own, if nothing else waits for it.
-                is_own = len(path) > 1 and path[-1] not in awaited and after.get(path[-1])
-                further = () if path[-1] in seen or is_own else after.get(path[-1], ())
-                if not is_own:
-                    seen.add(path[-1])
-                ahead += [(*path, one) for one in reversed(further)]
+                if last in seen or (last != root and last not in awaited and further):
+                    further = []
+                else:
+                    seen.add(last)
+                ahead += [[*path, one] for one in reversed(further)]
                 if not further:
                     chains.append(tuple(nodes[one] for one in path))
         return chains
@@ -120,7 +121,7 @@ class WaitGraph:
         lines = [
             f"deadlock: {' <- '.join([*map(str, _own_places(cycle)), *(one.name for one in cycle[:1])])}" for cycle in deadlocks
         ]
-        unsure = self._unsure()
+        unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
         ends = {node.id for cycle in deadlocks for node in cycle}
         chains = [_shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"]
         chains = [*dict.fromkeys(chain for chain in chains if len(chain) > 1 or ends.isdisjoint(one.id for one in chain))]
@@ -164,15 +165,10 @@ class WaitGraph:
         edges = dict.fromkeys(edge for one in graphs for edge in one.edges)
         return cls(tuple(nodes.values()), tuple(edges), tuple(note for one in graphs for note in one.notes))
 
-    def _unsure(self) -> set[tuple[str, str]]:
-        """Return the edges that have a "perhaps" in the text."""
-        sessions = {node.id for node in self.nodes if node.kind == "session"}
-        return {edge[:2] for edge in self.edges if not edge.certain and edge.waiter not in sessions}
-
-    def _after(self, *, certain: bool = False) -> dict[str, list[str]]:
+    def _after(self, *, all_needed: bool = False) -> dict[str, list[str]]:
         after: dict[str, list[str]] = {}
         for edge in self.edges:
-            if edge.certain or not certain:
+            if edge.needs == "all" or not all_needed:
                 after.setdefault(edge.waiter, []).append(edge.awaited)
         return after
 
@@ -183,16 +179,24 @@ def _own_places(chain: tuple[WaitNode, ...]) -> list[WaitNode]:
 
 
 def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, ...]:
-    """Leave out the task of a session, what is behind the beginning of a deadlock, and tasks that only await a thread."""
-    if len(chain) > 1 and chain[0].kind == "task" and chain[1].kind == "session":
-        chain = dataclasses.replace(chain[1], function=chain[0].function, where=chain[0].where), *chain[2:]
-    last = next((number for number, node in enumerate(chain, 1) if node.id in ends), len(chain))
-    pairs = zip(chain[:last], (*chain[1:last], None), strict=True)
-    return tuple(
-        node
-        for node, after in pairs
-        if after is None or after.kind != "thread" or not node.kind.endswith("task") or node.function
-    )
+    """Leave out what is behind the beginning of a deadlock, and calls and tasks of the library that add nothing."""
+    kept: list[WaitNode] = []
+    for number, node in enumerate(chain):
+        after = chain[number + 1] if number + 1 < len(chain) else None
+        adds = node.function is not None or after is None or not kept
+        if adds or (not (node.kind == "call" and kept[-1].secs is not None) and not (_is_task(node) and _is_thread(after))):
+            kept.append(node)
+        if node.id in ends:
+            break
+    return tuple(kept)
+
+
+def _is_task(node: WaitNode) -> bool:
+    return node.kind in ("task", "internal task")
+
+
+def _is_thread(node: WaitNode | None) -> bool:
+    return node is not None and node.kind == "thread"
 
 
 def _short_place(where: str, *, is_own: bool) -> str:

@@ -156,7 +156,7 @@ class SessionState:
         key = self.publisher and self.store and self.store.awaited_publisher(self.publisher)
         tasks = [task for task in (self.runner or self.entered_by,) if task is not None]
         one = Awaited("session", self.label, ", ".join(self._activities()), lambda: tasks, key or self, ends=False, not_found="")
-        return one if self.runner is not None else one._replace(is_guess=True)  # other tasks may run it
+        return one if self.runner is not None else one._replace(needs="any")  # other tasks may run it
 
     def _activities(self) -> Iterator[str]:
         now, run_began = monotonic_now()(), self.run_began()

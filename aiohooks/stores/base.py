@@ -446,7 +446,7 @@ class StepStore(Waiting):
         detail = ", ".join((f"seen {self.latest.step}", self._waits.rate(now), *self._notes()))
         key = f"{self._identity}: {name}"
         secs = None if since is None else max(0.0, now - since)
-        return Awaited("step", name, detail, publishers, key, secs, any_of=True, not_found="no publisher")
+        return Awaited("step", name, detail, publishers, key, secs, needs="any", not_found="no publisher")
 
     def awaited_publisher(self, publisher: Publisher) -> str | None:
         """Return the key of a publisher in the wait-for graph, the same in all processes of the run; None if it has none."""

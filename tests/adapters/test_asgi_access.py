@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.adapters.asgi._access import safe_error, safe_text
+from aiohooks.session import WaitGraph
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Reply, ask
 from tests.support.services import FeedQueue, make_service, serving, step
@@ -344,7 +345,7 @@ async def test_why_is_for_those_who_may_control_the_session() -> None:
         assert (await ask(SessionService(session), "/why")).status == 404
         found = await ask(service, "/why", headers={"authorization": f"Bearer {SECRET}", "host": "localhost"})
         assert (found.status, is_protected(found)) == (200, True)
-        assert WaitGraph.from_json(found.body).nodes[0].name == "session 'chief password=***'"
+        assert WaitGraph.from_json(found.body).nodes[0].name == "session 'chief password=***"
         assert b"hunter2" not in found.body
 
 

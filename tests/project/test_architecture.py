@@ -18,7 +18,19 @@ from tests.support.versions import CORE, requirements
 
 # In this order: each imports from those above it and from itself. docs/explanations/architecture.md says what is in each.
 PACKAGES = (
-    *("errors", "_lazy", "_validate", "_diagnostics", "_why", "_aio", "dispatch", "stores", "version_gate", "checkpoint", "graph"),
+    *(
+        "errors",
+        "_lazy",
+        "_validate",
+        "_diagnostics",
+        "_why",
+        "_aio",
+        "dispatch",
+        "stores",
+        "version_gate",
+        "checkpoint",
+        "graph",
+    ),
     *("session", "hooks"),
     *("training", "distributed", "adapters", "testing", "__init__", "_command_line", "__main__"),
 )

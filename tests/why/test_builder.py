@@ -90,7 +90,9 @@ async def test_the_holder_of_a_lock(how: str) -> None:
         start(holder.want(), "first")
         start(holder.want(), "second")
         text = await lines()
-        assert found(text, r"task '(?:first|second)', .* waits for lock `self.lock` \(held\) <- task 'holder', Holder.hold at @ <- event")
+        assert found(
+            text, r"task '(?:first|second)', .* waits for lock `self.lock` \(held\) <- task 'holder', Holder.hold at @ <- event"
+        )
         assert sum(found([line], r"task '(?:first|second)', .* waits for lock `self.lock`") for line in text) == 2
         assert not found(text, r"<- task '(first|second)'")
 
@@ -162,8 +164,8 @@ async def test_what_asyncio_and_anyio_have() -> None:
             start(coro, name)
         text = await lines()
         for pattern in (
-            r"'wants semaphore', .* waits for semaphore `what` \(1 of 1 in use\) <- perhaps task 'holds semaphore'",
-            r"'wants limiter', .* waits for limiter `what` \(1 of 1 in use\) <- perhaps task 'holds limiter'",
+            r"'wants semaphore', .* waits for semaphore `what` \(1 of 1 in use\) <- task 'holds semaphore'",
+            r"'wants limiter', .* waits for limiter `what` \(1 of 1 in use\) <- task 'holds limiter'",
             r"'get', .* waits for queue `queue` \(empty\) <- perhaps task 'fill'",
             r"'group', .* waits for task 'member'",
             r"'condition', .* waits for condition `condition` \(not notified",

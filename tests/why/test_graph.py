@@ -11,7 +11,7 @@ def graph(*edges: str, unsure: tuple[str, ...] = (), process: int = 1) -> WaitGr
     """Return the graph with edges like `a-b`."""
     names = dict.fromkeys(name for edge in (*edges, *unsure) for name in edge.split("-"))
     nodes = tuple(WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1", process=process) for name in names)
-    made = [WaitEdge(*edge.split("-"), certain=edge in edges) for edge in (*edges, *unsure)]
+    made = [WaitEdge(*edge.split("-"), "all" if edge in edges else "perhaps") for edge in (*edges, *unsure)]
     return WaitGraph(nodes, tuple(made))
 
 
@@ -25,8 +25,8 @@ def test_a_chain_for_each_path_that_ends() -> None:
     assert [*map(names, graph("a-b", "b-c", "b-d", "e-b").chains())] == ["abc", "abd", "eb"]
 
 
-def test_deadlocks_are_certain_cycles() -> None:
-    """Each cycle is found once, also behind others; one with an edge that others could resolve is none."""
+def test_deadlocks_are_cycles_of_what_is_needed() -> None:
+    """Each cycle is found once, also behind others; one with an edge that is not needed is none."""
     found = graph("a-b", "b-c", "c-b", "d-d", "c-e", "e-f", "f-e", "g-h", unsure=("h-g",)).deadlocks
     assert sorted("".join(sorted(names(cycle))) for cycle in found) == ["bc", "d", "ef"]
 
@@ -51,11 +51,7 @@ def test_json() -> None:
 
 def test_graphs_of_several_processes() -> None:
     """What one process has seen of another one from outside is replaced by what that says itself."""
-    outside = WaitGraph(
-        (WaitNode("s", "step", "step 4"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", certain=True),)
-    )
-    inside = WaitGraph(
-        (WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")), (WaitEdge("p", "h", certain=True),)
-    )
+    outside = WaitGraph((WaitNode("s", "step", "step 4"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", "all"),))
+    inside = WaitGraph((WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")), (WaitEdge("p", "h", "all"),))
     for both in ([outside, inside], [inside, outside]):
         assert WaitGraph.join(both).lines() == ["step 4 waits for session 'w' <- H.f"]
