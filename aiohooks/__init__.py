@@ -19,6 +19,7 @@ The loop, as `AsyncMonitoredSession` runs it:
 The packages, each of which imports only from those above it:
 
     errors          the error tree, and which errors are a clean end
+    _why            why something waits: the wait-for graph
     _aio            clock, tasks and contexts of calls: what asyncio lacks
     dispatch        registering hooks, and calling several as one
     stores          step stores: memory, local files, Redis, NATS, Ray

@@ -33,7 +33,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add_to in (_add_run, _add_checkpoints, _add_steps, _add_watch, _add_compare, _add_plot, _add_completion):
+    for add_to in (_add_run, _add_checkpoints, _add_steps, _add_watch, _add_why, _add_compare, _add_plot, _add_completion):
         add_to(commands)
     return parser
 
@@ -206,6 +206,40 @@ def _watch(targets: Sequence[str], runs: Sequence[str], address: str | None) -> 
     from aiohooks._command_line.watch import watch
 
     return watch(targets, runs=runs, address=address)
+
+
+_WHY = """\
+say why a process, a service or a run waits: for which task, hook, lock, queue, step or process, at which line, and since when
+
+A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a service if it has controls,
+with its token in AIOHOOKS_SERVICE_TOKEN. A run is asked for by its name, or by the URL of its step store: all of its processes on
+this machine are asked, and their answers connected. Of a process that cannot answer it is shown what the system says.
+
+example:
+  %(prog)s 4242
+  %(prog)s digits
+  %(prog)s redis://127.0.0.1:6379 --run digits --json
+  %(prog)s http://127.0.0.1:8000/training
+
+exit codes:
+  0    all have answered
+  1    one has not, or there is none
+  2    the arguments are invalid
+"""
+
+
+def _add_why(commands: Any) -> None:
+    add = _add_command(commands, "why", _why, _WHY)
+    add("target", metavar="URL|PID|RUN", help="the URL of a service or a step store, the id of a process, or the name of a run")
+    add("--run", **_RUN_OPTION)
+    add("--address", **_ADDRESS_OPTION)
+    add("--json", dest="as_json", action="store_true", help="print it as JSON")
+
+
+def _why(target: str, run: str | None, address: str | None, as_json: bool) -> int:
+    from aiohooks._command_line.why import print_why
+
+    return print_why(target, run, address=address, as_json=as_json)
 
 
 _COMPARE = """\

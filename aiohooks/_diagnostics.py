@@ -19,7 +19,7 @@ import time
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 import anyio
 
@@ -36,14 +36,52 @@ _logger = logging.getLogger("aiohooks")
 Frames = tuple[types.FrameType, ...]
 
 
+Needs = Literal["all", "any", "perhaps"]
+
+
+class Awaited(NamedTuple):
+    """Something with a name that is waited for.
+
+    Attributes:
+        kind: "step", "lock", "session" and so on; "calls" is no thing of its own, and stands for the calls in `by`, of `key`.
+        name: what it is.
+        detail: its state.
+        by: returns what it waits for itself: tasks, futures, threads, calls, other such things.
+        key: what is one thing has one key: the thing itself, or a text that is the same in all processes of a run.
+        secs: for how long it has been waited for, or has lasted.
+        needs: whether it waits for "all" of those in `by`, for "any" one, or "perhaps" for some, as far as is known.
+        ends: whether it ends the chain of awaits; otherwise the rest of the chain is what it waits for.
+        not_found: what to say if `by` is a search that may find nothing.
+    """
+
+    kind: str
+    name: str
+    detail: str = ""
+    by: Callable[[], Iterable[Any]] | None = None
+    key: object = None
+    secs: float | None = None
+    needs: Needs = "all"
+    ends: bool = True
+    not_found: str | None = None
+
+
+class AwaitedCall(NamedTuple):
+    """A call that runs in a task of its own."""
+
+    kind: str
+    name: str
+    task: asyncio.Task[Any]
+    secs: float | None
+
+
 class Waiting(abc.ABC):
     """Has methods that wait for something with a name, or for tasks that they do not await themselves, and says for what."""
 
     __slots__ = ()
 
     @abc.abstractmethod
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | str | None:
-        """Return what a call of one of its coroutine methods waits for: a task that is not done, or words; None if not known."""
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | asyncio.Task[Any] | None:
+        """Return what a call of one of its coroutine methods waits for: a task that is not done, or more; None if not known."""
 
 
 class TaskWait(NamedTuple):
@@ -62,27 +100,35 @@ def task_wait(task: asyncio.Task[Any]) -> TaskWait:
     """Return where a task of this loop waits; of the running task only the outermost function is known."""
     frames: list[types.FrameType] = []
     awaits: str | None = None
-    # Not of a task that has ended: Python 3.12.1 crashes in `get_coro` of one that ended while it was started eagerly.
-    link: Any = None if task.done() else task.get_coro()
+    link: Any = coroutine_of(task)
     while link is not None and len(frames) < _MOST_FRAMES:
         if asyncio.isfuture(link):
             return TaskWait(tuple(frames), awaits or _task_name(link))
-        frame, inner = _follow(link)
+        frame, inner = follow(link)
         if frame is not None:
             frames.append(frame)
         awaited = _awaited_by(link)
-        if isinstance(awaited, str):
-            awaits = awaited
+        if isinstance(awaited, Awaited):
+            if awaited.kind != "calls":
+                awaits = awaited.name if awaited.ends else awaits
+            elif awaited.by is not None and (call := next(iter(awaited.by()), None)) is not None:
+                inner = coroutine_of(call.task)
         elif awaited is not None:
-            inner = awaited.get_coro()
+            inner = coroutine_of(awaited)
         link = inner
     return TaskWait(tuple(frames), awaits)
+
+
+def coroutine_of(task: asyncio.Task[Any]) -> Any:
+    """Return the coroutine of a task; None if it has ended."""
+    # Not of a task that has ended: Python 3.12.1 crashes in `get_coro` of one that ended while it was started eagerly.
+    return None if task.done() else task.get_coro()
 
 
 def describe_awaitable(awaitable: object) -> str:
     """Return what something will wait for that is about to be awaited."""
     awaited = _awaited_by(awaitable)
-    name = awaited if isinstance(awaited, str) else _task_name(awaitable)
+    name = awaited.name if isinstance(awaited, Awaited) else _task_name(awaitable)
     made: Any = awaitable if isinstance(awaitable, types.CoroutineType) else type(awaitable)  # pyright: ignore[reportUnknownVariableType]
     return name or made.__qualname__
 
@@ -103,7 +149,7 @@ def _task_name(awaited: object) -> str | None:
     return f"task {awaited.get_name()!r}" if is_task(awaited) else None
 
 
-def _awaited_by(link: object) -> asyncio.Task[Any] | str | None:
+def _awaited_by(link: object) -> Awaited | asyncio.Task[Any] | None:
     """Return what a call of a method of a `Waiting` waits for."""
     # Of this library's code only: before Python 3.13 a frame keeps what its variables were when they were asked for.
     if inspect.iscoroutine(link) and link.cr_frame is not None and link.cr_code.co_filename.startswith(PACKAGE):
@@ -114,7 +160,7 @@ def _awaited_by(link: object) -> asyncio.Task[Any] | str | None:
     return None
 
 
-def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
+def follow(link: Any) -> tuple[types.FrameType | None, Any]:
     """Return the frame of one link of the chain, and the next link."""
     kind = cast("Any", type(link))
     if kind is types.CoroutineType:
@@ -159,6 +205,23 @@ def format_tasks(tasks: Iterable[asyncio.Task[Any]]) -> str:
         lines.append(f"task {task.get_name()!r}" + (f", waiting for {wait.awaits}" if wait.awaits else ""))
         lines += [f"  {location(frame)}" for frame in wait.frames] or ["  has not begun, or is written in C"]
     return "\n".join(lines)
+
+
+_STATES = {"T": "stopped by a signal; SIGCONT continues it", "t": "stopped by a debugger", "Z": "ended, and not waited for"}
+
+
+def process_state(pid: int) -> str | None:
+    """Return what the system says of a process of this machine that does not run; None if it can."""
+    if not os.path.isdir("/proc/self"):
+        return None
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "does not exist any more"
+    except (OSError, IndexError):
+        return None
+    return _STATES.get(state)
 
 
 class BlockedLoopWatch:
@@ -216,14 +279,14 @@ class BlockedLoopWatch:
         """Return the frames that the loop is running, the outermost first; none if it waits."""
         frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
         frames: deque[types.FrameType] = deque()
-        while frame is not None and self._loop.is_running() and not _is_loop(frame):
+        while frame is not None and self._loop.is_running() and not is_loop(frame):
             frames.appendleft(frame)
             frame = frame.f_back
         waits = len(frames) == 1 and frames[0].f_code.co_name == "select"
         return () if waits else tuple(frames)
 
 
-def _is_loop(frame: types.FrameType) -> bool:
+def is_loop(frame: types.FrameType) -> bool:
     """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls it too."""
     return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(_LOOP_FILES)
 

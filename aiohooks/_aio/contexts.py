@@ -13,6 +13,7 @@ from operator import is_
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from aiohooks._aio.observers import RunObserver
+from aiohooks._diagnostics import Awaited
 
 T = TypeVar("T")
 _MISSING: Any = object()
@@ -23,6 +24,10 @@ class RunOwner(Protocol):
 
     def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
         """Return a wait for something, which a stop of the session ends too."""
+        ...
+
+    def awaited(self) -> Awaited:
+        """Return the session, as what its calls are part of, for a report."""
         ...
 
 

@@ -25,14 +25,14 @@ import types
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from contextvars import Context, copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import anyio
 
 from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
-from aiohooks._aio.clock import TimerHandle, current_clock, wake
+from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wake
 from aiohooks._aio.contexts import CallContext, Changes, OwnContext, RunScope, copy_back, is_unchanged
-from aiohooks._diagnostics import Waiting, describe_suspension
+from aiohooks._diagnostics import Awaited, AwaitedCall, Waiting, describe_suspension
 from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_cancelled_error, raise_unchanged, set_context
 
 _logger = logging.getLogger("aiohooks")
@@ -116,7 +116,7 @@ class RunWaits:
     def begin_wait(self, wait: Overlap) -> Overlap | None:
         """Note what is awaited; return what `end_wait` wants."""
         if self.now is not None:
-            self.suspended_at = self.now()
+            self.suspended_at = wait.since = self.now()
             if self.began is None:
                 self.began = self.suspended_at
         before, self.current = self.current, wait
@@ -143,10 +143,12 @@ class Overlap(Waiting):
 
     __slots__ = (
         "_base", "_cause", "_contexts", "_errors", "_expired", "_grace", "_idle", "_known", "_left_behind", "_loop", "_outer",
-        "_starts", "_tasks", "_timers", "_values", "_waits", "failing", "grace_secs", "left", "results",
+        "_starts", "_tasks", "_timers", "_values", "_waits", "failing", "grace_secs", "left", "results", "since",
     )  # fmt: skip
 
     _has_successors = False
+    kind: ClassVar[str] = "call"
+    """What the calls are, for reports."""
     keeps_result: bool = False
     """Whether the calls have ended well in spite of `end`, and that counts."""
 
@@ -156,6 +158,8 @@ class Overlap(Waiting):
     """How many calls have not ended; if none, `finish` does for `wait`."""
     failing: bool
     """Whether the calls have been cancelled, so that no other is to be started."""
+    since: float | None
+    """When the wait for them began, if it is part of a run."""
     _tasks: dict[int, asyncio.Task[None]]
     _contexts: list[CallContext]
     _base: Context | None
@@ -177,6 +181,7 @@ class Overlap(Waiting):
         self.grace_secs = grace_secs
         self.left = 0
         self.failing = False
+        self.since = None
         self._waits = waits
         self._loop = asyncio.get_running_loop()
         self._starts = _nested.starts
@@ -449,11 +454,17 @@ class Overlap(Waiting):
         if self._expired is None:
             self._expired = {}
         task = self._tasks[number]
-        self._expired[number] = describe_suspension(task)
+        self._expired[number] = self._describe_suspension(number, task)
         task.cancel()
         if self.grace_secs is not None:
             assert self._timers is not None
             self._timers[number] = current_clock().call_later(self.grace_secs, functools.partial(self._give_up, number))
+
+    def _describe_suspension(self, number: int, task: asyncio.Task[Any]) -> str:
+        from aiohooks._why.builder import why  # seldom needed
+
+        chain = why(AwaitedCall(self.kind, self.describe(number), task, None))
+        return describe_suspension(task) + (f"; {chain}" if chain else "")
 
     def _give_up(self, only: int | None = None) -> None:
         """Leave calls running that have ignored their cancellation: all, or the only one whose time was up."""
@@ -478,8 +489,16 @@ class Overlap(Waiting):
         running = [(number, task) for number, task in self._tasks.items() if not task.done() and number not in left_behind]
         return [(number, self.describe(number), task) for number, task in running]
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> asyncio.Task[Any] | None:
-        return next((task for _, _, task in self.unfinished), None) if method == "wait" else None
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        if method != "wait" or not (unfinished := self.unfinished):
+            return None
+        waits, session = self._waits, None
+        owner = None if waits is None or waits.scope is None else waits.scope.session
+        if waits is not None and owner is not None and waits.outermost is self and getattr(owner, "waits", None) is waits:
+            session = owner.awaited()  # else what the hooks of a session do that is nested in a run of this one
+        secs = None if self.since is None else max(0.0, monotonic_now()() - self.since)
+        calls = [AwaitedCall(self.kind, what, task, secs) for _, what, task in unfinished]
+        return Awaited("calls", f"task {unfinished[0][2].get_name()!r}", by=lambda: calls, key=session)
 
 
 class Wait(Overlap, Generic[T]):

@@ -32,7 +32,7 @@ _POLL_SECS = 1.0
 """How often a directory is read where the system cannot notify of changes in it."""
 _CONNECT_SECS = 10.0
 _MAX_EVENT_BYTES = 1 << 24
-_TOKEN_VARIABLE = "AIOHOOKS_SERVICE_TOKEN"
+TOKEN_VARIABLE = "AIOHOOKS_SERVICE_TOKEN"
 Follow = Callable[["_Row"], Coroutine[Any, Any, None]]
 
 
@@ -209,7 +209,7 @@ async def _follow_service(url: SplitResult, row: _Row) -> None:
 def _request(url: SplitResult) -> bytes:
     lines = [f"GET {url.path.rstrip('/')}/events HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}"]
     lines += ["Accept: text/event-stream", "Connection: close"]
-    if token := os.environ.get(_TOKEN_VARIABLE):
+    if token := os.environ.get(TOKEN_VARIABLE):
         lines.append(f"Authorization: Bearer {token}")
     return "\r\n".join((*lines, "", "")).encode()
 
@@ -227,7 +227,7 @@ async def _read_head(reader: asyncio.StreamReader) -> AsyncGenerator[bytes]:
         answer = b" ".join(status[1:]).decode(errors="replace")
         body = [line.decode(errors="replace").strip() async for line in lines]
     if status[1:2] == [b"401"]:
-        raise AiohooksError(f"the service wants a token: set {_TOKEN_VARIABLE} to it")
+        raise AiohooksError(f"the service wants a token: set {TOKEN_VARIABLE} to it")
     raise AiohooksError(f"this is not a service of a session: it answers {answer} {' '.join(body)}")
 
 

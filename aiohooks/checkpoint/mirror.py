@@ -19,6 +19,7 @@ from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_d
 from aiohooks._aio.clock import sleep, wait_woken, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff
+from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import check_instance, check_mapping, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
@@ -136,7 +137,7 @@ class _LeftBehindError(Exception):
     """Ends the thread of a call that its caller no longer waits for."""
 
 
-class Copier:
+class Copier(Waiting):
     """Copies checkpoints to a mirror and back.
 
     A file system may block indefinitely, and a thread cannot be stopped. So each call runs in a daemon thread that does not keep
@@ -243,6 +244,11 @@ class Copier:
         while len(self._pending) > self.mirror.max_pending:
             self._pending.popleft()
             self._replaced += 1
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | asyncio.Task[Any] | None:
+        if method == "flush" and self._task is not None:
+            return self._task
+        return Awaited("mirror", f"mirror {self.mirror}", str(self._error or ""), ends=False) if method == "_copy" else None
 
     async def _copy_pending(self) -> None:
         self._attempt = 0

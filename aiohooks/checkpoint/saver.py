@@ -17,6 +17,7 @@ from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
@@ -47,7 +48,7 @@ class Restored:
     """Name and reason of each damaged checkpoint that was skipped, newest first."""
 
 
-class Saver:
+class Saver(Waiting):
     """Saves states to a directory and restores them.
 
     The first `save` or `restore` makes the directory if it is missing, and locks it: a directory has one writer. `aclose`,
@@ -110,6 +111,14 @@ class Saver:
 
     def __repr__(self) -> str:
         return f"Saver({str(self.checkpoint_dir)!r})"
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        """Return what a call waits for, for status and the notes of errors."""
+        if method not in ("save", "restore", "add_metrics"):
+            return None
+        step = arguments.get("step")
+        what = "a checkpoint" if step is None else f"the checkpoint of step {step}"
+        return Awaited("checkpoint", f"{method} of {what} in {self.checkpoint_dir}", ends=False)
 
     async def save(
         self, state: Mapping[str, Any], step: int, *, metrics: Mapping[str, SupportsFloat] | None = None

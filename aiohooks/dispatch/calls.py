@@ -414,6 +414,8 @@ class HookCalls(Overlap):
 
     __slots__ = ("_group", "_step")
 
+    kind = "hook"
+
     def __init__(self, group: OrderGroup, results: list[Any], step: int | None, waits: RunWaits | None) -> None:
         """Put what they return into `results`; `step` is for the notes of errors."""
         super().__init__(results, group.grace_secs, waits)

@@ -437,6 +437,8 @@ class OperationCalls(Overlap):
 
     __slots__ = ("_caller", "_made", "_operations", "_recording", "_session", "_setters")
 
+    kind = "operation"
+
     def __init__(
         self, session: Session, operations: Sequence[PlannedOperation], values: list[Any], waits: RunWaits | None
     ) -> None:

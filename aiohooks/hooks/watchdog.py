@@ -15,7 +15,8 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, task_wait, user_location
 from aiohooks._validate import check_choice, check_secs
-from aiohooks.errors import SessionStalledError
+from aiohooks._why.builder import wait_graph
+from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
@@ -204,8 +205,9 @@ class WatchdogHook(SessionRunHook):
             activity = dataclasses.replace(activity, secs=secs)
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
         state = str(activity) if status is None else str(status)
-        report = f"{summary}\n{state}\n{self._format_tasks(status)}"
-        self._report(Stall(phase, activity.what, secs, self._step, report), summary)
+        graph = "\n  ".join(wait_graph([asyncio.get_running_loop()]).lines())
+        report = f"{summary}\n{state}\nwhy:\n  {graph}\n{self._format_tasks(status)}"
+        self._report(Stall(phase, activity.what, secs, self._step, report), summary, why=graph)
 
     def _format_tasks(self, status: SessionStatus | None) -> str:
         """Return where all tasks of the loop wait: those of the session, then the others."""
@@ -228,13 +230,16 @@ class WatchdogHook(SessionRunHook):
         stack = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
         self._report(Stall("blocked loop", what, secs, self._step, f"{summary}\n{stack}"), summary)
 
-    def _report(self, stall: Stall, summary: str) -> None:
+    def _report(self, stall: Stall, summary: str, why: str = "") -> None:
         self.stalls.append(stall)
         _logger.error("the session stalls: %s", stall.report)
         if self._coord is None or self._on_stall == "report":
             return
         reason = f"the session stalls: {summary}"
-        self._coord.request_stop(reason if self._on_stall == "stop" else SessionStalledError(reason))
+        error = SessionStalledError(reason)
+        if why:
+            add_note(error, why)
+        self._coord.request_stop(reason if self._on_stall == "stop" else error)
 
     def __repr__(self) -> str:
         return f"WatchdogHook({self._limits['step']:g}, on_stall={self._on_stall!r}, stalls: {len(self.stalls)})"

@@ -15,14 +15,16 @@
     steps           StepContext and the loop over `session.steps`
     _shutdown       the end of a session, clean or not
     signals         SIGINT and SIGTERM as a drain or a stop
+    why             why a process waits, asked from inside, by a signal or from outside
     monitored       AsyncMonitoredSession
     program         aiohooks.run: a program's main coroutine
 """
 
+from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.session.status import Activity, SessionStatus
 from aiohooks.session.steps import StepContext, Steps
 
-__all__ = ["Activity", "SessionStatus", "StepContext", "Steps"]
+__all__ = ["Activity", "SessionStatus", "StepContext", "Steps", "WaitEdge", "WaitGraph", "WaitNode"]
 
 for _name in __all__:
     globals()[_name].__module__ = __name__

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from aiohooks._aio.cancel import current_task, running_loop, shielded
 from aiohooks._aio.contexts import RunScope, begin_run, current_run, current_scope
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import limited
+from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.session._state import SessionState
 
@@ -72,7 +73,7 @@ class FifoLock:
         return len(self._waiters)
 
 
-class RunLock:
+class RunLock(Waiting):
     """The lock that every run of one monitored session holds; taking it depends on the session's state."""
 
     def __init__(self, state: SessionState, yield_secs: float | None) -> None:
@@ -86,7 +87,7 @@ class RunLock:
         self.thread: int = 0
         """The loop's thread: cheaper to compare than the running loop."""
         self.turns: FifoLock = FifoLock()
-        state.on_pause = self.watch_loop
+        state.on_pause, state.run_began = self.watch_loop, self._run_began
 
     def watch_loop(self) -> None:
         """Notice whether the loop has a turn from now on; while the session is paused, a turn is due before every run."""
@@ -97,6 +98,17 @@ class RunLock:
             self._loop_turned = False
             self.turn_due = self.now() + self._yield_secs
             asyncio.get_running_loop().call_soon(self._note_turn)
+
+    def _run_began(self) -> float | None:
+        # Every run begins before `turn_due`, and sets it anew if that is later: it began within the `yield_secs` before it.
+        return self.turn_due - self._yield_secs if self._state.runs and math.isfinite(self.turn_due) else None
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        if method == "_wait_for_resume":
+            return Awaited("pause", "the end of the pause", self._state.pause_reason or "")
+        if method == "wait" and self._state.pause_reason is None and self.turns.taken:
+            return Awaited("turn", "its turn to run", by=lambda: [self._state.awaited()])
+        return None
 
     def _note_turn(self) -> None:
         self._loop_turned = True

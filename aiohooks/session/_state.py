@@ -16,17 +16,17 @@ import contextvars
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
-from aiohooks._aio.clock import TimerHandle, current_clock, wait_woken, wake
+from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, close_unawaited
 from aiohooks._aio.waits import LongWaitLog
-from aiohooks._diagnostics import is_task
+from aiohooks._diagnostics import Awaited, is_task
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -60,6 +60,11 @@ Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
 OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
 """The sessions of this process that are being opened, are open, or are being closed."""
 
+ON_OPEN: list[Callable[[SessionState], None]] = []
+"""Called with each session whose step store is known."""
+WHY_VARIABLE = "AIOHOOKS_WHY"
+"""The environment variable that lets the processes of a program be asked why they wait."""
+
 
 class SessionState:
     """One session, as its parts and its coordinators see it; as a `RunOwner`, what is part of its runs sees it, too."""
@@ -86,6 +91,8 @@ class SessionState:
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.thread: int = 0
+        """The loop's thread."""
         self.phase: str = "new"
         """"new", "opening", "open", "closing" or "closed", since the time `since`."""
         self.since: float | None = None
@@ -109,6 +116,8 @@ class SessionState:
         self.stop_reason: str | None = None
         self.drain_reason: str | None = None
         self.pause_reason: str | None = None
+        self.run_began: Callable[[], float | None] = lambda: None
+        """Returns when the latest run began, if that is known, to some milliseconds."""
         self.on_pause: Callable[[], None] = lambda: None
         """Called in the loop after a pause or its end."""
         self.stoppable: dict[Wait[Any], bool] = {}
@@ -149,6 +158,29 @@ class SessionState:
         """End the run in progress with `cause`."""
         if self.runner is not None:
             self.waits.end(cause)
+
+    def awaited(self) -> Awaited:
+        """Return the session, for the wait-for graph: it waits for its run, or for what its block does."""
+        key = self.publisher and self.store and self.store.awaited_publisher(self.publisher)
+        tasks = [task for task in (self.runner or self.entered_by,) if task is not None]
+        one = Awaited("session", self.label, ", ".join(self._activities()), lambda: tasks, key or self, ends=False, not_found="")
+        return one if self.runner is not None else one._replace(needs="any")  # other tasks may run it
+
+    def _activities(self) -> Iterator[str]:
+        now, run_began = monotonic_now()(), self.run_began()
+        if self.store is not None:
+            yield f"step {self.store.latest.step}"
+        if self.runner is not None:
+            yield f"in run {self.runs}" + ("" if run_began is None else f" for {now - run_began:.3g} s")
+        elif self.phase == "open" and run_began is not None:
+            yield f"in its block; run {self.runs} began {now - run_began:.3g} s ago"
+        else:
+            yield self.phase if self.since is None else f"{self.phase} for {now - self.since:.3g} s"
+        if self.recovering_from is not None:
+            yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
+        for what, reason in (("paused", self.pause_reason), ("draining", self.drain_reason), ("stopping", self.stop_reason)):
+            if reason is not None:
+                yield f"{what}: {reason}"
 
     def name_session(self, error: BaseException) -> None:
         """Add the session's name, if it was given one, to an error that it raises; nothing to a cancellation or a clean end."""

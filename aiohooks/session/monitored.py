@@ -14,7 +14,7 @@ from functools import partial
 from signal import Signals
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, TypeVarTuple, Unpack, overload
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, current_task
 from aiohooks._aio.clock import LoopClock, current_clock, monotonic_now, quick_now
@@ -31,7 +31,7 @@ from aiohooks.graph.variables import Variables
 from aiohooks.session._hooks import HookSet, new_args
 from aiohooks.session._run_lock import DEFAULT_YIELD_SECS, FifoLock, RunLock
 from aiohooks.session._shutdown import Shutdown, swallows
-from aiohooks.session._state import Producer, SessionState
+from aiohooks.session._state import ON_OPEN, WHY_VARIABLE, Producer, SessionState
 from aiohooks.session.coordinator import Coordinator, Requests, owner_of
 from aiohooks.session.creators import Source, WorkerSessionCreator, creator_of, warn_if_not_saved
 from aiohooks.session.feeds import Feeds, FeedsSetBack, SessionFeeds, source_of
@@ -41,6 +41,9 @@ from aiohooks.session.signals import SignalPolicy, StopOnSignal, policy_of
 from aiohooks.session.status import CLOSING, Activity, SessionStatus, activity, background_activities, call_activities, elapsed
 from aiohooks.session.steps import StepContext, StepFn, Steps, call_step_fn
 from aiohooks.stores.base import StepStore
+
+if TYPE_CHECKING:
+    from aiohooks._why.graph import WaitGraph
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -342,7 +345,12 @@ class AsyncMonitoredSession(Requests):
         self._hooks.hold()
         state.entered_by = current_task()
         state.set_phase("opening")
-        lock.thread, lock.now, state.waits.now = get_ident(), monotonic_now(), quick_now()
+        lock.thread = state.thread = get_ident()
+        lock.now, state.waits.now = monotonic_now(), quick_now()
+        if WHY_VARIABLE in os.environ:
+            from aiohooks.session.why import enable_if_asked  # seldom needed
+
+            enable_if_asked()
         try:
             if self._signals is not None:
                 callbacks.callback(self._signals.install())
@@ -355,6 +363,8 @@ class AsyncMonitoredSession(Requests):
                 await supervisor.create()
                 warn_if_not_saved(state.session, self._graph)
             self._register_publisher(state.store)
+            for note in ON_OPEN:
+                note(state)
         except BaseException as error:
             await self._shutdown.end_opening(error)
         state.set_phase("open")
@@ -372,6 +382,7 @@ class AsyncMonitoredSession(Requests):
             if state.name is None and not store.inline:
                 name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
             state.publisher = store.publisher(name)
+            state.publisher.awaited = state.awaited
 
     def __enter__(self) -> NoReturn:
         raise TypeError("a session is entered and left by waiting: write `async with`, not `with`")
@@ -468,6 +479,16 @@ class AsyncMonitoredSession(Requests):
     def status(self) -> SessionStatus:
         """Return the current activities of the session, for people and programs; waits for nothing."""
         return self._status()
+
+    def why(self) -> WaitGraph:
+        """Return what the session waits for, and what that waits for, from any thread: `print(session.why())`.
+
+        It has all tasks of the session's event loop, the steps and publishers that its step stores know, and the threads and
+        locks that they wait for. Waits for nothing, and changes nothing.
+        """
+        from aiohooks.session.why import why_session  # seldom needed
+
+        return why_session(self._state)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._state.phase}, {self._hooks!r}>"

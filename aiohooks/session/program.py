@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from aiohooks._aio.cancel import running_loop
 from aiohooks._diagnostics import PACKAGE
-from aiohooks._validate import check_callable, is_coroutine_function
+from aiohooks._validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
 from aiohooks.session.signals import stopped_by
 
@@ -43,10 +43,16 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
             return super().submit(call)
 
 
-def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = False) -> T:
     """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
 
     An error that nothing catches is printed without the frames of the library and asyncio; `python -X dev` shows all.
+
+    Args:
+        main: a coroutine function.
+        args: its arguments.
+        why: whether the process can be asked why it waits, as with AIOHOOKS_WHY=1: by `aiohooks why`, and by SIGUSR1 and SIGQUIT,
+            which a terminal sends at Ctrl-backslash; they print the answer to standard error.
 
     Returns:
         The result of `main`.
@@ -62,6 +68,11 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`)")
     if running_loop() is not None:
         raise WrongLoopError("run was called while an event loop is running, as in a notebook; write `await main()` there")
+    check_instance(why, bool, "why")
+    if why:
+        from aiohooks.session.why import enable_why  # seldom needed
+
+        enable_why()
     loop: asyncio.AbstractEventLoop | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:

@@ -9,12 +9,14 @@ import asyncio
 import dataclasses
 import functools
 import logging
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import RunWaits, Wait
 from aiohooks._aio.waits import Backoff, opening_until
+from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import (
     AbortedError,
@@ -140,12 +142,17 @@ class RecoveryHistory:
         """Return the pause before the next attempt."""
         return self._policy.backoff.pause_secs(len(self._in_a_row))
 
+    @property
+    def failures(self) -> list[str]:
+        """The last failures since a run was completed, oldest first."""
+        return self._in_a_row[-20:]
+
     def notes(self, why: str) -> list[str]:
         """Return the history, for the error that is raised."""
-        return [f"recovery gave up: {why}; what failed, oldest first:", *(f"  {line}" for line in self._in_a_row[-20:])]
+        return [f"recovery gave up: {why}; what failed, oldest first:", *(f"  {line}" for line in self.failures)]
 
 
-class SessionSupervisor:
+class SessionSupervisor(Waiting):
     """Creates the raw session and its coordinator, and replaces both in a recovery.
 
     The monitored session's own coordinator, `root`, lives through recoveries; `coord` is new with each session.
@@ -170,6 +177,13 @@ class SessionSupervisor:
         self._hooks = hooks
         self._policy = policy
         self._monitor = Monitor(self.state.grace_secs, hooks.stateful, feeds.state_of, hooks.drain_stateful)
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        if method != "_close_failed_session" or "pause" not in arguments:
+            return None
+        failed = "; ".join(self.history.failures)
+        name = f"the pause of {arguments['pause']:.3g} s before recovery {self.state.recoveries}"
+        return Awaited("recovery", name, f"what failed, oldest first: {failed}")
 
     # -- the error of a run: raise it, or recover
 

@@ -66,6 +66,10 @@ class Members:
         self._publishers[publisher] = member._replace(waits_for=waits_for, trace=publisher.trace)
         return True
 
+    def of(self, publisher: Publisher) -> Member | None:
+        """Return the member that a publisher of this process is."""
+        return self._publishers.get(publisher)
+
     def leave(self, publisher: Publisher, step: int, exc: BaseException | None) -> None:
         """Remove a publisher that leaves at `step`, with what it failed with."""
         member = self._publishers.pop(publisher, None)
@@ -176,6 +180,13 @@ class LeaseWatch:
     def expired(self) -> list[Expire]:
         """Return the requests to remove the members whose leases have run out."""
         return [Expire(member.id, member.heartbeat) for member, silent, _ in self._silent.values() if silent >= member.ttl]
+
+    def secs_left(self, member_id: str, now: float) -> float | None:
+        """Return in how many seconds the lease of a member runs out, as far as is known here; None without one."""
+        if (known := self._silent.get(member_id)) is None:
+            return None
+        member, silent, _ = known
+        return max(0.0, member.ttl - silent - (now - self._read_at))
 
     @property
     def read_secs(self) -> float | None:

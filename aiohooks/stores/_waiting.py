@@ -19,6 +19,7 @@ from aiohooks.errors import (
     StepResetError,
     StepTimeoutError,
     StoreClosedError,
+    add_note,
     copy_error,
 )
 from aiohooks.stores._protocol import MAX_STEP, Member, Position, logger
@@ -33,6 +34,7 @@ from aiohooks.stores.publishers import (
 )
 
 T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 
 # An error that ends a wait is a result of its future, too: a future's exception that is never fetched, because the task was
 # cancelled in the same tick, would be reported as never retrieved.
@@ -229,8 +231,10 @@ class WaitRegistry:
         self._abort: tuple[AiohooksError, Position] | None = None  # the failure, if it is the engine's
         self._warned_at: Position | None = None
         self._log = WaitLog(logger, self._clock, self._describe_waits)
-        self._waiting_since: float | None = None  # while there is a wait for a step, without a break
+        self.waiting_since: float | None = None
+        """Since when there has been a wait for a step, without a break."""
         self._logged = 0.0, position  # when the last line was logged, or the waiting began, and the position then
+        self._why: tuple[float, str] | None = None
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -314,7 +318,7 @@ class WaitRegistry:
         if secs is not None:
             summary = publisher_summary(self.publishers.names)
             late = SessionNotReadyError(f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}")
-            timer = self._clock.call_later(secs, functools.partial(resolve, waiter, late))
+            timer = self._clock.call_later(secs, lambda: resolve(waiter, self._with_why(late)))
         try:
             self._notify_subscriber()  # leases are watched while any wait is parked
             error = await wait_for_others(waiter)
@@ -342,8 +346,7 @@ class WaitRegistry:
     @property
     def waiting_secs(self) -> float | None:
         """For how long there has been a wait for a step without a break; None if there is none."""
-        since = self._waiting_since
-        return None if since is None else self._clock.now() - since
+        return None if self.waiting_since is None else self._clock.now() - self.waiting_since
 
     # What happens: each of these wakes the waits that it concerns.
 
@@ -371,7 +374,7 @@ class WaitRegistry:
         self.waiters.wake(self.latest.step)
         self.next_threshold = self.waiters.lowest
         if not self.waiters.count:
-            self._waiting_since = None
+            self.waiting_since = None
         if self._loop is not None and not self._update_scheduled:
             self._update_scheduled = True
             self._loop.call_soon(self._update_threshold)
@@ -466,7 +469,19 @@ class WaitRegistry:
 
     def _timeout_error(self, step: int, secs: float) -> StepTimeoutError:
         problem = f"step {step} of {self.run} was not reached"
-        return step_timeout_error(problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names)
+        error = step_timeout_error(problem, wanted=step, seen=self.latest.step, secs=secs, publishers=self.publishers.names)
+        return self._with_why(error)
+
+    def _with_why(self, error: E) -> E:
+        """Note what the publishers of this process wait for; found out once a second, as thousands of waits may end together."""
+        now, here = self._clock.now(), [one for one in self.publishers.here if not one.waiting]
+        if here and (self._why is None or now - self._why[0] >= 1.0):
+            from aiohooks._why.builder import why  # seldom needed
+
+            self._why = now, why(*(one.awaited() for one in here))
+        if here and self._why is not None and self._why[1]:
+            add_note(error, self._why[1])
+        return error
 
     def _check_reachable(self) -> None:
         """After a publisher has left or begun to wait: report waits that cannot succeed any more."""
@@ -495,22 +510,26 @@ class WaitRegistry:
             self._subscribed = threshold
             self._notify_subscriber()
         if not self.waiters.count:
-            self._waiting_since = None
+            self.waiting_since = None
             self._log.end(self)
-        elif self._waiting_since is None:  # the timer of the log outlives short breaks
-            self._waiting_since = self._log.begin(self)
-            self._logged = self._waiting_since, self.latest
+        elif self.waiting_since is None:  # the timer of the log outlives short breaks
+            self.waiting_since = self._log.begin(self)
+            self._logged = self.waiting_since, self.latest
 
     def _describe_waits(self) -> str:
         if not self.waiters.count:
             return ""  # the last one was woken in this tick
-        (at, before), now, latest = self._logged, self._clock.now(), self.latest
+        now, latest, rate = self._clock.now(), self.latest, self.rate(self._clock.now())
         self._logged = now, latest
-        # Across a reset the difference says nothing.
-        known = latest.epoch == before.epoch and now > at
-        rate = f"{(latest.step - before.step) / (now - at):.3g} steps/s" if known else "reset meanwhile"
         waits = f"waiting for step {self.waiters.lowest} ({self.waiters.count} waiters)"
         return f"run {self.run}: {waits}, seen step {latest.step}, {rate}, {publisher_summary(self.publishers.names)}"
+
+    def rate(self, now: float) -> str:
+        """Return how fast the step has grown since the waiting began, or since the last line of the log."""
+        (at, before), latest = self._logged, self.latest
+        # Across a reset the difference says nothing.
+        known = latest.epoch == before.epoch and now > at
+        return f"{(latest.step - before.step) / (now - at):.3g} steps/s" if known else "reset meanwhile"
 
     def _notify_subscriber(self) -> None:
         self._subscribe(self.threshold)

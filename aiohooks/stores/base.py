@@ -6,13 +6,16 @@ import abc
 import asyncio
 import concurrent.futures
 import contextlib
+import os
+import socket
 from asyncio import get_running_loop
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from aiohooks._diagnostics import Waiting
+from aiohooks._aio.clock import monotonic_now
+from aiohooks._diagnostics import Awaited, Waiting, process_state
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
-from aiohooks.stores._protocol import MAX_STEP, Position, RunReport, StoreStatistics, Term, checked_step, checked_timeout
+from aiohooks.stores._protocol import MAX_STEP, Member, Position, RunReport, StoreStatistics, Term, checked_step, checked_timeout
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
 from aiohooks.stores.publishers import OwnWaits, Publisher, Publishers, publisher_summary
 
@@ -279,9 +282,52 @@ class StepStore(Waiting):
             waiting_secs=waits.waiting_secs,
         )
 
-    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> str | None:
-        """Return what a call of `wait_for` waits for, in words, for status and the notes of errors."""
-        return f"step {arguments['step']} of {self.run}" if method == "wait_for" else None
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        """Return what a call waits for, for status and the notes of errors."""
+        if method == "wait_for":
+            return self.awaited_step(arguments["step"])
+        if method == "_next_position":
+            return self.awaited_step(self.latest.step + 1)._replace(name=f"a change of {self.run}")
+        if method == "wait_initialised":
+            return self.awaited_step(0)._replace(name=f"the chief of {self.run}, which initialises it", key=None)
+        return None
+
+    def awaited_step(self, step: int) -> Awaited:
+        """Return a step as what is waited for, with the publishers that could reach it, for reports."""
+
+        def publishers() -> list[Awaited]:
+            known, latest = self._waits.publishers, self.latest.step
+            able = [one.awaited() for one in known.here if not one.waiting]
+            able += [self._awaited_member(one) for one in known.others if one.waits_for <= latest]
+            # If all of them wait themselves, none can.
+            return able or [*(one.awaited() for one in known.here), *map(self._awaited_member, known.others)]
+
+        name, now, since = f"step {step} of {self.run}", monotonic_now()(), self._waits.waiting_since
+        detail = ", ".join((f"seen {self.latest.step}", self._waits.rate(now), *self._notes()))
+        key = f"{self._identity}: {name}"
+        secs = None if since is None else max(0.0, now - since)
+        return Awaited("step", name, detail, publishers, key, secs, needs="any", not_found="no publisher")
+
+    def awaited_publisher(self, publisher: Publisher) -> str | None:
+        """Return the key of a publisher in the wait-for graph, the same in all processes of the run; None if it has none."""
+        return None
+
+    @property
+    def _identity(self) -> str:
+        """What the run of this store is known by in the wait-for graph."""
+        return f"{os.getpid()}:{id(self)}"
+
+    def _notes(self) -> Iterable[str]:
+        """Return what else there is to say about a wait for a step."""
+        return ()
+
+    def _awaited_member(self, member: Member, lease: str = "") -> Awaited:
+        """Return a publisher of another process, as what is waited for."""
+        host, _, pid = member.process.rpartition(":")[0].rpartition(":")
+        state = process_state(int(pid)) if pid.isdecimal() and host == socket.gethostname() else None
+        waits = f"waits for step {member.waits_for}" if member.waits_for > self.latest.step else ""
+        detail = "; ".join(filter(None, (state, lease, waits)))
+        return Awaited("process", f"{member.name}, process {pid} on {host}", detail, key=f"publisher {member.id}")
 
     def __repr__(self) -> str:
         waits = self._waits

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from aiohooks._aio.contexts import RunScope, current_run
+from aiohooks._diagnostics import Awaited
 from aiohooks.errors import is_clean_end
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Publisher:
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "closed", "name", "trace")
+    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "awaited", "closed", "name", "trace")
 
     def __init__(
         self,
@@ -50,6 +51,8 @@ class Publisher:
         """Whether it has left."""
         self.trace: str = ""
         """The span of its last run, as a W3C `traceparent`; empty if it has none."""
+        self.awaited: Callable[[], Awaited] = lambda: Awaited("publisher", f"publisher {name!r}", key=self)
+        """Returns what it is, for reports: its session sets this."""
         self._waits = waits
         self._leave = leave
         self._on_held_up = on_held_up

@@ -12,13 +12,14 @@ import secrets
 import socket
 from asyncio import get_running_loop
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from aiohooks._aio.cancel import new_task, shielded, wait_done
-from aiohooks._aio.clock import TimerHandle, current_clock, wait_woken, wake
+from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff, Outages, wait_for_others
+from aiohooks._diagnostics import Awaited
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import (
     AiohooksError,
@@ -270,6 +271,30 @@ class SharedStepStore(StepStore):
         super()._leave(publisher, exc)
         self._members.leave(publisher, self._waits.latest.step, exc)
         self._announce()
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        if method in ("advance", "raise_to", "reset", "value", "mark_initialised", "flush", "__aenter__"):
+            return Awaited("store", f"{type(self).__name__} of {self.run}", ", ".join(self._notes()) or "no answer yet")
+        if method == "_wait_vacancy" and (chief := self._watcher.chief) is not None:
+            return Awaited("lead", f"the lead of {self.run}", by=lambda: [self._awaited_member(chief)])
+        return super().awaited_by(method, arguments)
+
+    def awaited_publisher(self, publisher: Publisher) -> str | None:
+        member = self._members.of(publisher)
+        return None if member is None else f"publisher {member.id}"
+
+    @property
+    def _identity(self) -> str:
+        return self._watcher.snapshot.run_id or super()._identity
+
+    def _notes(self) -> Iterable[str]:
+        if self._disconnected_at is not None:
+            yield f"its engine has been away for {monotonic_now()() - self._disconnected_at:.3g} s"
+
+    def _awaited_member(self, member: Member, lease: str = "") -> Awaited:
+        if (secs := self._leases.secs_left(member.id, monotonic_now()())) is not None:
+            lease = f"its lease of {member.ttl:g} s runs out in {secs:.3g} s, if it is not renewed"
+        return super()._awaited_member(member, lease)
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:
         if self._members.update(publisher):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from aiohooks._aio.clock import current_clock, wake
 from aiohooks._aio.overlap import Wait
 from aiohooks._aio.waits import WaitLog
+from aiohooks._diagnostics import Awaited, Waiting
 from aiohooks._validate import check_callable, check_instance
 from aiohooks.errors import AiohooksError, InvalidArgumentError, StepResetError, StepTimeoutError, add_note
 from aiohooks.stores import Position, StepStore
@@ -50,7 +51,7 @@ class _Waiter:
         self.wake()
 
 
-class AdmissionQueue:
+class AdmissionQueue(Waiting):
     """Callers that wait for room, in order. While there are any, one of them waits on the store or has been woken to do so.
 
     Each one waits for itself, so that a cancelled one leaves nothing behind, and each gets an error of its own.
@@ -68,6 +69,15 @@ class AdmissionQueue:
         self._listener: _Waiter | None = None
         self._log = WaitLog(logger, self._clock, self._describe_waits)
         ledger.on_room = self.admit_waiters
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        if method != "wait":
+            return None
+        versions = self._ledger.versions
+        name = f"room in the version gate of {versions.run}"
+        return Awaited(
+            "gate", name, repr(self._ledger).strip("<>"), lambda: [versions.awaited_step(versions.latest.step + 1)], self
+        )
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -165,7 +175,12 @@ class AdmissionQueue:
         versions, secs = self._ledger.versions, self._clock.now() - since
         seen, publishers = versions.latest.step, versions.statistics().publishers
         problem = f"{self._ledger!r} has no room until version {seen + 1} is published or an item is dropped; not admitted"
-        return step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers)
+        error = step_timeout_error(problem, wanted=seen + 1, seen=seen, secs=secs, publishers=publishers)
+        if publishers:
+            from aiohooks._why.builder import why  # seldom needed
+
+            add_note(error, why(self._ledger.versions.awaited_step(seen + 1)))
+        return error
 
 
 class Admission:

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from aiohooks import AsyncMonitoredSession
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.adapters.asgi._access import safe_error, safe_text
+from aiohooks.session import WaitGraph
 from aiohooks.testing import ManualClock
 from tests.support.asgi import Reply, ask
 from tests.support.services import FeedQueue, make_service, serving, step
@@ -334,6 +335,18 @@ async def test_controls_pause_and_resume_the_session() -> None:
         assert is_protected(paused)
         assert (await ask(service, "/resume", method="POST", headers=mine)).json["state"] == "running"
         assert session.pause_reason is None
+
+
+async def test_why_is_for_those_who_may_control_the_session() -> None:
+    """The wait-for graph has lines of the source: with the token, where controls are allowed, and texts are safe."""
+    async with AsyncMonitoredSession(step, name="chief password=hunter2") as session:
+        service = SessionService(session, controls=True, token=SECRET)
+        assert (await ask(service, "/why")).status == 401
+        assert (await ask(SessionService(session), "/why")).status == 404
+        found = await ask(service, "/why", headers={"authorization": f"Bearer {SECRET}", "host": "localhost"})
+        assert (found.status, is_protected(found)) == (200, True)
+        assert WaitGraph.from_json(found.body).nodes[0].name == "session 'chief password=***"
+        assert b"hunter2" not in found.body
 
 
 @pytest.mark.parametrize("drain_secs", [None, 30.0])

@@ -19,7 +19,19 @@ from tests.support.versions import CORE, requirements
 
 # In this order: each imports from those above it and from itself. docs/explanations/architecture.md says what is in each.
 PACKAGES = (
-    *("errors", "_lazy", "_validate", "_diagnostics", "_aio", "dispatch", "stores", "version_gate", "checkpoint", "graph"),
+    *(
+        "errors",
+        "_lazy",
+        "_validate",
+        "_diagnostics",
+        "_why",
+        "_aio",
+        "dispatch",
+        "stores",
+        "version_gate",
+        "checkpoint",
+        "graph",
+    ),
     *("session", "hooks"),
     *("training", "distributed", "adapters", "testing", "__init__", "_command_line", "__main__"),
 )
@@ -302,7 +314,7 @@ def test_the_stores_reach_no_session() -> None:
         if module not in reached:
             reached.add(module)
             ahead += [one.module for one in imports(module) if one.module in modules() and one.kind != "types"]
-    assert {package(module) for module in reached} <= {"errors", "_lazy", "_validate", "_diagnostics", "_aio", "stores"}
+    assert {package(module) for module in reached} <= {"errors", "_lazy", "_validate", "_diagnostics", "_why", "_aio", "stores"}
 
 
 # Refuses what is neither standard library nor anyio's own need, so a missing extra is what it would be for a user.

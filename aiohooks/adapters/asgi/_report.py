@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -138,6 +139,11 @@ class SessionReporter:
             report["hooks"] = [_fields(phase, *fields) for phase in times.phases[:_MAX_ROWS]]
             report["loop"] = _fields(times, "mean_lag_secs", "longest_lag_secs")
         safe: dict[str, Any] = _safe(report)
+        return safe
+
+    def why(self) -> dict[str, Any]:
+        """Return the wait-for graph, with lines of the source."""
+        safe: dict[str, Any] = _safe(json.loads(self.session.why().to_json()))
         return safe
 
 

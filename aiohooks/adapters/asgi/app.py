@@ -78,7 +78,7 @@ class SessionService:
     the server ends, the session is asked to stop. Without `run` the session is entered elsewhere, and only shown.
 
     Below the path at which it is mounted there are `health`, `ready`, `progress`, `events`, `steps/{n}`, a page, `metrics` if it
-    is given them, and with `controls` also `pause`, `resume` and `drain`.
+    is given them, and with `controls` also `pause`, `resume`, `drain` and `why`, the wait-for graph of `session.why()`.
     """
 
     # Each of the many arguments is an option that is set by itself: an object of options would only be one more name to import.
@@ -123,7 +123,8 @@ class SessionService:
             drain_secs: how long the session may finish what it has under way, after such a signal, the server's end or
                 `POST drain`, before it is stopped: `session.request_drain`. A second signal stops it. None: no drain, except by
                 `POST drain`, for which there is no limit then.
-            controls: whether clients that may see the session may pause, resume and drain it too: `POST pause` etc., or buttons.
+            controls: whether clients that may see the session may also pause, resume and drain it, by `POST pause` and so on
+                or buttons, and ask why it waits, which names lines of its code.
             refresh_secs: the minimum time between two events of a stream.
             max_waiters: how many clients may wait for a step at the same time.
             max_streams: how many clients may follow the events at the same time.
@@ -212,6 +213,7 @@ class SessionService:
             routes.append(Route("/metrics", _endpoint(self._serve_metrics, client)))
         if self._controls:
             routes += [Route(f"/{path}", _endpoint(self._serve_control, client), methods=["POST"]) for path in _CONTROLS]
+            routes.append(Route("/why", _endpoint(self._serve_why, client)))
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan if self._runner else None)
         app.router.redirect_slashes = False  # a redirect would repeat the Host header of the client
@@ -231,6 +233,9 @@ class SessionService:
 
     async def _serve_progress(self, request: Request) -> JsonReply:
         return JsonReply(200, self._reporter.progress())
+
+    async def _serve_why(self, request: Request) -> JsonReply:
+        return JsonReply(200, self._reporter.why())
 
     async def _serve_control(self, request: Request) -> JsonReply:
         match request.url.path.rpartition("/")[2]:

@@ -151,7 +151,87 @@ function showLanes(timeline) {
     ? `Last steps: ${steps.bars[0][2]} to ${steps.bars[starts.length - 1][2]}` : "Last steps";
 }
 
+// The wait-for graph: a box for each node, what it waits for to the right of it. A click follows the waits from a box.
+let followed = null;
+function whyPicture(graph) {
+  const after = new Map(graph.nodes.map((node) => [node.id, []]));
+  for (const [waiter, awaited] of graph.edges) after.get(waiter)?.push(awaited);
+  const awaited = new Set(graph.edges.map((edge) => edge[1]));
+  const shown = graph.nodes.filter((node) => awaited.has(node.id) || after.get(node.id).length);
+  const depths = new Map();
+  let row = shown.filter((node) => !awaited.has(node.id)).map((node) => node.id);
+  for (const left = shown.map((node) => node.id); depths.size < left.length;) {
+    if (!row.length) row = [left.find((id) => !depths.has(id))];  // only a cycle leads there
+    for (let depth = 0; row.length; depth++) {
+      row = row.filter((id) => !depths.has(id));
+      for (const id of row) depths.set(id, depth);
+      row = row.flatMap((id) => after.get(id));
+    }
+  }
+  const columns = [], places = new Map();
+  for (const [id, depth] of depths) {
+    columns[depth] = (columns[depth] ?? 0) + 1;
+    places.set(id, [depth * 240, (columns[depth] - 1) * 54]);
+  }
+  const path = new Set();
+  for (const ahead = depths.has(followed) ? [followed] : []; ahead.length;) {
+    const id = ahead.pop();
+    if (!path.has(id)) { path.add(id); ahead.push(...after.get(id)); }
+  }
+  const size = { width: columns.length * 240, height: Math.max(1, ...columns.map((count) => count ?? 1)) * 54 };
+  const picture = svgElement("svg", { ...size, viewBox: `0 0 ${size.width} ${size.height}`, role: "img" });
+  for (const [one, other] of graph.edges) {
+    const [x, y] = places.get(one), [toX, toY] = places.get(other);
+    const bad = graph.deadlocks.some((cycle) => cycle.includes(one) && cycle.includes(other));
+    const line = svgElement("path", { d: `M${x + 200} ${y + 22}C${x + 225} ${y + 22} ${toX - 25} ${toY + 22} ${toX} ${toY + 22}` });
+    line.classList.toggle("failed", bad);
+    line.classList.toggle("followed", path.has(one));
+    picture.append(line);
+  }
+  for (const node of shown) {
+    const [x, y] = places.get(node.id), box = svgElement("g", { tabindex: 0, role: "button" });
+    const place = node.where === null ? node.detail : node.where.split("/").pop() + (node.secs === null ? "" : `, ${seconds(node.secs)}`);
+    box.append(svgElement("rect", { x, y, width: 200, height: 44, rx: 6 }));
+    for (const [text, down] of [[node.name, 18], [place, 36]]) {
+      const label = svgElement("text", { x: x + 8, y: y + down });
+      label.textContent = text.length > 30 ? `${text.slice(0, 29)}…` : text;
+      box.append(label);
+    }
+    const title = svgElement("title", {});
+    title.textContent = [node.name, node.detail, node.function, node.where].filter(Boolean).join("\n");
+    box.append(title);
+    box.classList.toggle("followed", path.has(node.id));
+    const follow = () => {
+      followed = followed === node.id ? null : node.id;
+      byId("why").replaceChildren(whyPicture(graph));
+    };
+    box.addEventListener("click", follow);
+    box.addEventListener("keydown", (event) => { if (event.key === "Enter") follow(); });
+    picture.append(box);
+  }
+  return picture;
+}
+
+let asking = false;
+async function showWhy() {
+  if (asking || !byId("why-part").open) return;
+  asking = true;
+  try {
+    const response = await fetch("why", { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
+    if (!response.ok) throw new Error(response.status === 404 ? "needs SessionService(controls=True)" : (await response.json()).message);
+    const graph = await response.json();
+    byId("why").replaceChildren(whyPicture(graph));
+    byId("why-lines").replaceChildren(...graph.lines.map((line) => element("li", line)));
+  } catch (error) {
+    byId("why-lines").replaceChildren(element("li", error.message));
+  } finally {
+    asking = false;
+  }
+}
+byId("why-part").addEventListener("toggle", showWhy);
+
 function show(report) {
+  showWhy();
   document.title = `${report.state}: ${report.title}`;
   document.documentElement.dataset.level = LEVELS[report.state] ?? "";
   document.documentElement.dataset.state = report.state;

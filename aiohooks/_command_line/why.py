@@ -1,0 +1,165 @@
+"""`aiohooks why URL|PID|RUN`: why processes wait, and for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from aiohooks._command_line.steps import shared_store
+from aiohooks._command_line.watch import TOKEN_VARIABLE
+from aiohooks._diagnostics import process_state
+from aiohooks._why.graph import WaitGraph
+from aiohooks.errors import AiohooksError, printable
+from aiohooks.session.why import why_folder
+from aiohooks.stores import PublisherReport, RunReport
+
+_SECS = 1.5
+"""How long a process may take to answer: all of them are asked at the same time."""
+_HOW = "start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True)"
+
+
+def print_why(target: str, run: str | None, *, address: str | None, as_json: bool) -> int:
+    """Ask processes why they wait, and print their answers as one graph.
+
+    Args:
+        target: the id of a process, the URL of a service or of a step store, or the name of a run.
+        run: the run in a step store.
+        address: the Ray cluster of `ray://` URLs.
+        as_json: whether to print the graph as JSON.
+
+    Returns:
+        The exit code: 0, or 1 if one of the processes has not answered.
+    """
+    if target.isdecimal():
+        graph = WaitGraph.join([_ask(int(target))])
+    elif target.startswith(("http://", "https://")):
+        graph = _ask_service(target)
+    elif "://" in target:
+        name, report = asyncio.run(_inspect(target, run, address))
+        if report is None:
+            raise AiohooksError(f"there is no run {name!r} in this step store; give the name of another one with --run")
+        graph = _ask_run(name, report)
+    else:
+        graph = _ask_run(target, None)
+    print(graph.to_json() if as_json else graph)
+    return 1 if graph.notes else 0
+
+
+def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
+    """Ask all processes of a run on this machine that can be asked; what the step store has says the rest."""
+    published = () if report is None else report.publishers
+    processes = {**dict.fromkeys(_registered(run)), **{pid: None for one in published if (pid := _own_pid(one)) is not None}}
+    if not processes and report is None:
+        raise AiohooksError(f"no process of a run {run!r} can be asked on this machine; {_HOW}")
+    graphs: list[WaitGraph] = []
+    if processes:
+        with ThreadPoolExecutor(len(processes)) as threads:
+            graphs = [*threads.map(_ask, processes)]
+    known = {node.id for graph in graphs for node in graph.nodes}
+    elsewhere = [one for one in published if not any(f"publisher {one.process}/" in node for node in known)]
+    notes = tuple(_describe_elsewhere(one) for one in elsewhere if _own_pid(one) is None)
+    return WaitGraph.join([*graphs, WaitGraph((), (), notes)])
+
+
+def _describe_elsewhere(one: PublisherReport) -> str:
+    """Return what the step store has of a publisher that cannot be asked from here."""
+    lease = "" if one.lease_secs is None else f", lease of {one.lease_secs:g} s, renewed {one.renewals} times"
+    waits = "" if one.waits_for is None else f", waits for step {one.waits_for}"
+    return f"{printable(one.name)}, {printable(one.process)}, is on another machine: ask there{lease}{waits}"
+
+
+def _own_pid(one: PublisherReport) -> int | None:
+    host, _, pid = one.process.rpartition(":")[0].rpartition(":")
+    return int(pid) if host == socket.gethostname() and pid.isdecimal() else None
+
+
+async def _inspect(url: str, run: str | None, address: str | None) -> tuple[str, RunReport | None]:
+    store = shared_store(url, run, address)
+    try:
+        async with asyncio.timeout(_SECS):
+            return store.run, await store.inspect()
+    except TimeoutError:
+        raise AiohooksError(f"the engine of {url} has not answered in {_SECS} s; ask by the name of the run instead") from None
+    finally:
+        await store.aclose()
+
+
+def _registered(run: str) -> Iterable[int]:
+    """Yield the processes of this user that have registered for a run, without those that do not exist any more."""
+    folder = why_folder()
+    for path in sorted(folder.glob("*.json")):
+        pid = int(path.stem) if path.stem.isdecimal() else 0
+        if not os.path.isdir(f"/proc/{pid}") and os.path.isdir("/proc/self"):  # it was killed
+            path.unlink(missing_ok=True)
+            path.with_suffix(".sock").unlink(missing_ok=True)
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            if run in json.loads(path.read_text())["runs"]:
+                yield pid
+
+
+def _ask(pid: int) -> WaitGraph:
+    """Return the answer of one process, or why there is none."""
+    if (state := process_state(pid)) is not None:
+        return _unanswered(pid, state)
+    path, until = why_folder() / f"{pid}.sock", time.monotonic() + _SECS
+    parts: list[bytes] = []
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.settimeout(_SECS)
+            connection.connect(str(path))
+            while True:
+                connection.settimeout(max(until - time.monotonic(), 0.001))
+                if not (part := connection.recv(1 << 16)):
+                    break
+                parts.append(part)
+        except TimeoutError:
+            stuck = "it is in C code that does not let Python's other threads run"
+            return _unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
+        except (FileNotFoundError, ConnectionRefusedError):
+            return _unanswered(pid, f"cannot be asked: {_HOW}")
+    answer: Any = json.loads(b"".join(parts) or b'{"error": "it has ended meanwhile"}')
+    return _unanswered(pid, answer["error"]) if "error" in answer else WaitGraph.from_json(b"".join(parts))
+
+
+def _unanswered(pid: int, why: str) -> WaitGraph:
+    return WaitGraph((), (), (f"process {pid}: {why}",))
+
+
+def _in_kernel(pid: int) -> str:
+    """Return where in the kernel a process waits, if that is shown."""
+    with contextlib.suppress(OSError):
+        where = Path(f"/proc/{pid}/wchan").read_text()
+        return "" if where in ("", "0") else f"; in the kernel: {where}"
+    return ""
+
+
+def _ask_service(url: str) -> WaitGraph:
+    headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN_VARIABLE)) else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/why", headers=headers)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be another machine for the service
+    try:
+        with opener.open(request, timeout=_SECS) as reply:
+            return WaitGraph.from_json(reply.read())
+    except urllib.error.HTTPError as error:
+        hint = {401: f"set {TOKEN_VARIABLE} to its token", 404: "it answers that only with SessionService(controls=True)"}
+        text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
+        raise AiohooksError(f"the service answers {error.code}: {text}") from None
+    except TimeoutError:
+        raise AiohooksError(
+            f"the service has not answered in {_SECS} s: its loop is blocked; ask its process by its id"
+        ) from None
+    except urllib.error.URLError as error:
+        raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise AiohooksError(f"this is not a service of a session: {error!r}") from None

@@ -1,0 +1,416 @@
+"""Makes the wait-for graph of what exists at this moment: nothing is noted while a program runs.
+
+For reports, as in `_diagnostics`: nothing is decided by what is found here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.subprocess
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import queue
+import re
+import sys
+import threading
+import time
+import types
+from asyncio import locks, taskgroups
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import thread as _executor
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from aiohooks._diagnostics import PACKAGE, Awaited, AwaitedCall, Needs, Waiting, coroutine_of, is_library, is_task, process_state
+from aiohooks._why.frames import entered, expression, frames_of, held_by, links_of, position, refers, value_of
+from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
+from aiohooks.errors import printable
+
+_MOST_TASKS = 10_000
+_IN_SHORT = 100
+"""How many tasks are searched for a note of an error: others may end with an error in the same tick."""
+_WORK_ITEM: Any = vars(_executor)["_WorkItem"]
+_THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
+_NO_HOLDER = "its holder is not known: it was acquired without a `with` block"
+
+
+def wait_graph(
+    loops: Iterable[asyncio.AbstractEventLoop] = (),
+    *,
+    also: Iterable[object] = (),
+    blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType | None] | None = None,
+) -> WaitGraph:
+    """Return the wait-for graph of all tasks of the loops, and of what else is given.
+
+    Args:
+        loops: the loops: of this thread, or that do not run meanwhile.
+        also: what else to show.
+        blocked: loops that cannot run now, each with what its thread runs.
+    """
+    return _Builder([*loops], blocked or {}).build(also)
+
+
+def why(*waited_for: object) -> str:
+    """Return in one line what these tasks wait for, or what these things depend on; for the notes of errors."""
+    graph = _Builder([asyncio.get_running_loop()], {}, _IN_SHORT).build(waited_for, only=True)
+    return "; ".join(graph.lines()[:3]) if graph.edges else ""
+
+
+class _Builder:
+    """Makes one graph. What has been looked at is kept until then, so that ids stay unique."""
+
+    def __init__(
+        self,
+        loops: list[asyncio.AbstractEventLoop],
+        blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType | None],
+        most: int = _MOST_TASKS,
+    ) -> None:
+        self._blocked = blocked
+        self._process = os.getpid()
+        self._all = [*itertools.islice(itertools.chain.from_iterable(map(asyncio.all_tasks, loops)), most)]
+        self._running = {asyncio.current_task(loop): frame for loop, frame in blocked.items()}
+        self._stacks: dict[int, types.FrameType] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        self._ids: dict[object, str] = {}  # by their keys
+        self._kept: list[object] = []
+        self._nodes: dict[str, WaitNode] = {}
+        self._edges: dict[tuple[str, str], Needs] = {}
+        self._ahead: deque[Callable[[], None]] = deque()
+        self._searches: deque[Callable[[], None]] = deque()
+
+    def build(self, also: Iterable[object], *, only: bool = False) -> WaitGraph:
+        for one in also:
+            self._targets(one)
+        for task in () if only else self._all:
+            self._add_task(task)
+        while self._ahead or self._searches:
+            (self._ahead or self._searches).popleft()()
+        self._merge_tasks_of_sessions()
+        return WaitGraph(tuple(self._nodes.values()), tuple(WaitEdge(*ids, needs) for ids, needs in self._edges.items()))
+
+    def _merge_tasks_of_sessions(self) -> None:
+        """Let a session stand for the task that runs it, if nothing waits for that task."""
+        for waiter, session in [*self._edges]:
+            task, is_awaited = self._nodes[waiter], any(waiter == awaited for _, awaited in self._edges)
+            if task.kind == "task" and self._nodes[session].kind == "session" and not is_awaited:
+                self._change(session, function=task.function, where=task.where)
+                del self._nodes[waiter], self._edges[waiter, session]
+
+    # -- nodes and edges
+
+    def _add(self, key: object, kind: str, name: str, **more: Any) -> tuple[str, bool]:
+        """Return the id of a node, and whether it is new."""
+        if not isinstance(key, str):
+            self._kept.append(key)
+            key = id(key)
+        node = self._ids.get(key)
+        if node is not None:
+            return node, False
+        node = self._ids[key] = key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
+        self._nodes[node] = WaitNode(node, kind, name, process=self._process, **more)
+        return node, True
+
+    def _change(self, node: str, **changes: Any) -> None:
+        self._nodes[node] = dataclasses.replace(self._nodes[node], **changes)
+
+    def _connect(self, waiter: str, awaited: Iterable[str], needs: Needs = "all") -> bool:
+        ids = [*awaited]
+        if needs == "any" and len(ids) == 1 and self._nodes[waiter].kind != "session":  # which other tasks may run
+            needs = "all"
+        for one in ids:
+            self._edges.setdefault((waiter, one), needs)
+        return bool(ids)
+
+    def _targets(self, thing: Any) -> list[str]:
+        """Return the nodes of something that is waited for."""
+        if isinstance(thing, Awaited):
+            return [self._add_awaited(thing)]
+        if isinstance(thing, AwaitedCall):
+            node = self._add_task(thing.task)
+            self._change(node, kind=thing.kind, name=printable(thing.name), secs=thing.secs)
+            return [node]
+        if is_task(thing):
+            return [] if thing.done() else [self._add_task(thing)]
+        if isinstance(thing, threading.Thread):
+            return [] if thing.ident is None else [self._add_thread(thing.ident)]
+        if isinstance(thing, concurrent.futures.Future):
+            return self._of_executor(thing)  # pyright: ignore[reportUnknownArgumentType]
+        return self._of_future(thing) if asyncio.isfuture(thing) else []
+
+    def _add_awaited(self, one: Awaited) -> str:
+        more: dict[str, Any] = {"detail": printable(one.detail), "secs": one.secs}
+        node, is_new = self._add(one if one.key is None else one.key, one.kind, printable(one.name), **more)
+        if (by := one.by) is not None and is_new:
+
+            def connect() -> None:
+                if one.kind == "session" and any(waiter == node for waiter, _ in self._edges):
+                    return  # it is in a run; otherwise it waits for what its block does
+                found = self._connect(node, itertools.chain.from_iterable(map(self._targets, by())), one.needs)
+                if not found and one.not_found:
+                    self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, one.not_found))))
+
+            (self._ahead if one.not_found is None else self._searches).append(connect)
+        return node
+
+    def _add_task(self, task: asyncio.Task[Any]) -> str:
+        code = getattr(coroutine_of(task), "cr_code", None)
+        is_internal = code is not None and code.co_filename.startswith(PACKAGE) and code.co_name.startswith("_")
+        kind = "internal task" if is_internal else "task"
+        node, is_new = self._add(task, kind, f"task {printable(task.get_name())!r}")
+        if is_new:
+            self._ahead.append(lambda: self._expand_task(task, node))
+        return node
+
+    # -- chains of awaits
+
+    def _expand_task(self, task: asyncio.Task[Any], node: str) -> None:
+        if task in self._running:
+            frames = frames_of(self._running[task], in_loop=True)
+            node, complete = self._walk(node, frames)
+            self._change(node, detail="runs; the event loop waits for it")
+            if not complete:
+                self._expand_running(node, frames)
+            return
+        links = [*links_of(coroutine_of(task))]
+        node, complete = self._walk(node, [frame for frame, _ in links if frame is not None])
+        end = links[-1][1] if links else None
+        if not complete and asyncio.isfuture(end):
+            self._connect(node, self._of_future(end))
+        if (capture := getattr(asyncio, "capture_call_graph", None)) is not None:  # Python 3.14: its own record of the waiters
+            record: Any = capture(task)
+            for waiter in record.awaited_by:
+                if is_task(waiter.future):
+                    self._connect(self._add_task(waiter.future), [self._ids[id(task)]])
+
+    def _walk(self, node: str, frames: Sequence[types.FrameType]) -> tuple[str, bool]:
+        """Add what has a name in a chain of awaits; return the last node, and whether the end of the chain is known."""
+        part: list[types.FrameType] = []
+        for frame in frames:
+            part.append(frame)
+            if (awaited := _awaited_by(frame, part, self)) is None:
+                continue
+            self._place(node, part[:-1] or part)
+            if isinstance(awaited, Awaited) and awaited.kind == "calls":
+                if isinstance(awaited.key, Awaited):
+                    node, _ = self._joined(node, awaited.key)
+                for call in () if awaited.by is None else awaited.by():
+                    self._connect(node, self._targets(call))
+                return node, True
+            node, is_end = self._joined(node, awaited)
+            if is_end:
+                return node, True
+            part = [frame]
+        self._place(node, part)
+        return node, False
+
+    def _joined(self, node: str, awaited: Any) -> tuple[str, bool]:
+        targets = self._targets(awaited)
+        self._connect(node, targets)
+        if isinstance(awaited, Awaited) and not awaited.ends:
+            return targets[0], False
+        return node, True
+
+    def _place(self, node: str, frames: Sequence[types.FrameType]) -> None:
+        """Note the line of a node: the innermost of the user's own, or else of all, which has no function then."""
+        if not frames or self._nodes[node].where is not None:
+            return
+        own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
+        at = own or frames[-1]
+        function = None if own is None else own.f_code.co_qualname.removeprefix("<locals>.")
+        self._change(node, function=function, where=f"{at.f_code.co_filename}:{at.f_lineno}")
+
+    def _of_future(self, future: Any) -> list[str]:
+        """Return what sets a future that is no task, as far as that can be seen."""
+        if is_task(future):
+            return self._targets(future)
+        found = [*(getattr(future, "_children", None) or ())]  # of `asyncio.gather`
+        for callback, _ in getattr(future, "_callbacks", None) or ():
+            # `shield` and `wrap_future` have the other future in a closure.
+            found += [one for one in _closure(callback) if isinstance(one, concurrent.futures.Future) or asyncio.isfuture(one)]
+        return [*itertools.chain.from_iterable(self._targets(one) for one in found if one is not future and not one.done())]
+
+    # -- holders and users of what tasks wait for
+
+    def holders(self, thing: object) -> list[asyncio.Task[Any] | threading.Thread]:
+        """Return the tasks and threads that are in a `with` block of something."""
+        found: list[Any] = [task for task, held in self._held if any(one is thing for one in held)]
+        owner = re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, type(threading.RLock())) else None
+        for thread in threading.enumerate():
+            if owner is not None:
+                is_held = thread.ident == int(owner[1])
+            else:
+                is_held = isinstance(thing, _THREAD_LOCKS) and any(
+                    one is thing for frame in frames_of(self._stacks.get(thread.ident or 0)) for one in entered(frame)
+                )
+            if is_held:
+                found.append(thread)
+        return found
+
+    @functools.cached_property
+    def _held(self) -> list[tuple[asyncio.Task[Any], list[Any]]]:
+        return [(task, held_by(task)) for task in self._all]
+
+    def users(self, thing: object, key: object) -> Iterator[asyncio.Task[Any]]:
+        """Return the tasks that have something in a variable, or in an attribute of one, and do not wait for its node."""
+        ahead, waiting = [self._ids[key]], set[str]()
+        while ahead:
+            waiting.add(node := ahead.pop())
+            edges = self._edges.items()
+            ahead += [one for (one, awaited), needs in edges if needs == "all" and awaited == node and one not in waiting]
+        for task in self._all:
+            if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
+                yield task
+
+    # -- threads
+
+    def _add_thread(self, ident: int) -> str:
+        thread = next((one for one in threading.enumerate() if one.ident == ident), None)
+        name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
+        node, is_new = self._add(f"{self._process}/thread {ident}", "thread", name)
+        if is_new:
+            frames = frames_of(self._stacks.get(ident))
+            detail = "" if thread is None or thread.native_id is None else _kernel_state(thread.native_id)
+            self._change(node, detail=detail)
+            self._ahead.append(lambda: self._expand_running(node, frames))
+        return node
+
+    def _expand_running(self, node: str, frames: Sequence[types.FrameType]) -> None:
+        """Add what code that runs in a thread, or blocks it, waits for."""
+        self._place(node, frames)
+        if (awaited := _thread_wait(frames, self)) is not None:
+            self._connect(node, self._targets(awaited))
+
+    def _of_executor(self, future: concurrent.futures.Future[Any]) -> list[str]:
+        """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
+        busy: list[str] = []
+        for ident, innermost in self._stacks.items():
+            for frame in frames_of(innermost):
+                work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
+                if isinstance(work, _WORK_ITEM):
+                    node = self._add_thread(ident)
+                    if work.future is future:
+                        return [node]
+                    busy.append(node)
+        tasks = [one for callback in getattr(future, "_done_callbacks", ()) for one in _closure(callback) if is_task(one)]
+        if tasks or not busy:
+            return [*itertools.chain.from_iterable(map(self._targets, tasks))]
+        node, _ = self._add(future, "pool", "a free thread of the executor", detail=f"{len(busy)} are busy")
+        self._connect(node, busy, "any")
+        return [node]
+
+
+def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:
+    """Return what a coroutine waits for, if its function is known."""
+    code = frame.f_code
+    if code.co_filename.startswith(PACKAGE):
+        # Of this library's code, and Python's, only: before Python 3.13 a frame keeps what its variables were when asked for.
+        if "self" in code.co_varnames[:1] and isinstance(owner := frame.f_locals.get("self"), Waiting):
+            return owner.awaited_by(code.co_name, frame.f_locals)
+        return None
+    if len(outer) > 1 and outer[-2].f_code.co_name == "call_groups" and outer[-2].f_code.co_filename.startswith(PACKAGE):
+        return Awaited("hook", code.co_qualname, ends=False)  # a method that cannot wait, and blocks
+    if is_library(frame):
+        return _primitive(frame, expression(outer[:-1]), builder)
+    return None
+
+
+def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited | None:
+    """Return what a coroutine of asyncio or anyio waits for."""
+    owner: Any = frame.f_locals.get("self")
+    method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
+
+    def used(kind: str, detail: str, what: str) -> Awaited:
+        by = lambda: builder.users(owner, at)  # noqa: E731
+        return Awaited(kind, f"{kind}{name}", detail, by, at, needs="perhaps", not_found=f"no task that could {what} was found")
+
+    def held(kind: str, detail: str, places: float | None) -> Awaited:
+        holders = builder.holders(owner)
+        needs: Needs = "any" if len(holders) == places else "perhaps"
+        return Awaited(kind, f"{kind}{name}", detail, lambda: holders, at, needs=needs, not_found=_NO_HOLDER)
+
+    match owner, method:
+        case ((asyncio.Lock() | anyio.Lock()), "acquire"):
+            return held("lock", "held", 1)
+        case asyncio.Semaphore(), "acquire":
+            bound = getattr(owner, "_bound_value", None)
+            return held("semaphore", "none free" if bound is None else f"{bound} of {bound} in use", bound)
+        case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
+            return held("limiter", f"{owner.borrowed_tokens} of {owner.total_tokens:g} in use", owner.total_tokens)
+        case asyncio.Queue(), "put":
+            return used("queue", f"full, {owner.qsize()} of {owner.maxsize}", "take from it")
+        case asyncio.Queue(), "get":
+            return used("queue", "empty", "fill it")
+        case asyncio.Queue(), "join":
+            left = vars(owner)["_unfinished_tasks"] - owner.qsize()
+            return used("queue", f"{owner.qsize()} in it, task_done was not called for {left} more", "call it")
+        case ((asyncio.Event() | anyio.Event()), "wait"):
+            return used("event", "not set", "set it")
+        case locks.Condition(), "wait":
+            return used("condition", "not notified", "notify it")
+        case asyncio.StreamReader(), "_wait_for_data":
+            transport = vars(owner).get("_transport")
+            peer = None if transport is None else transport.get_extra_info("peername")
+            return Awaited("connection", f"data from {_address(peer)}", key=at)
+        case asyncio.subprocess.Process(), ("wait" | "communicate"):
+            return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "", key=at)
+        case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
+            return Awaited("calls", "", by=lambda: [worker])
+        case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
+            return Awaited("timer", "asyncio.sleep", f"{when() - time.monotonic():.3g} s left")
+        case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
+            return Awaited("calls", "", by=lambda: [one for one in frame.f_locals.get("fs", ()) if not one.done()])
+        case taskgroups.TaskGroup(), "__aexit__":
+            return Awaited("calls", "", by=lambda: [*vars(owner)["_tasks"]])
+        case _:
+            return None
+
+
+def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
+    """Return what a thread waits for: a lock, a queue, another thread, a future."""
+    inner = [*itertools.takewhile(is_library, reversed(frames))]
+    name = expression(frames)
+    for frame in reversed(inner):
+        owner: Any = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
+        match owner, frame.f_code.co_name:
+            case threading.Thread(), ("join" | "_wait_for_tstate_lock"):
+                return owner
+            case concurrent.futures.Future(), ("result" | "exception"):
+                return owner  # pyright: ignore[reportUnknownVariableType]
+            case threading.Event(), "wait":
+                return Awaited("event", f"threading.Event{name}", "not set", key=owner)
+            case queue.Queue(), ("get" | "put" | "join"):
+                return Awaited("queue", f"queue.Queue{name}", f"{owner.qsize()} of {owner.maxsize or 'any number'}", key=owner)
+            case _:
+                continue
+    if inner or not frames:
+        return None
+    lock: Any = value_of(position(frames[-1]), frames[-1])
+    if isinstance(lock, _THREAD_LOCKS) and "unlocked" not in repr(lock):
+        return Awaited("lock", f"lock{name}", "held", lambda: builder.holders(lock), lock, not_found=_NO_HOLDER)
+    return None
+
+
+def _closure(callback: object) -> list[Any]:
+    found: list[Any] = []
+    for cell in callback.__closure__ or () if isinstance(callback, types.FunctionType) else ():
+        with contextlib.suppress(ValueError):  # it is empty
+            found.append(cell.cell_contents)
+    return found
+
+
+def _address(peer: Any) -> str:
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "a connection")
+
+
+def _kernel_state(thread: int) -> str:
+    """Return what the kernel says of a thread of this process that it does not let run, such as for a disk."""
+    with contextlib.suppress(OSError, IndexError):
+        if Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "D":
+            return "in the kernel, which waits for a disk or a file system"
+    return ""

@@ -1,0 +1,167 @@
+"""What the frames of tasks and threads have: the names of what they wait for, the locks that they hold, what they refer to.
+
+Before Python 3.13 a frame keeps what its variables were when they were asked for. So those of user code are only asked for where
+a thread waits for a lock; coroutines that are suspended show what they have to the garbage collector.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import gc
+import inspect
+import itertools
+import linecache
+import types
+from asyncio import locks
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from aiohooks._diagnostics import PACKAGE, coroutine_of, follow, is_library, is_loop
+
+_MOST_LINKS = 100
+_EXITS = "__aexit__", "__exit__"
+_OWN_FOLDER = PACKAGE + "_why"
+
+
+def links_of(coro: Any) -> Generator[tuple[types.FrameType | None, Any]]:
+    """Yield the chain of awaits: the frame and the awaitable of each link; the last one may be a future."""
+    for _ in range(_MOST_LINKS):
+        if coro is None:
+            return
+        if asyncio.isfuture(coro):
+            yield None, coro
+            return
+        frame, inner = follow(coro)
+        yield frame, coro
+        coro = inner
+
+
+def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> list[types.FrameType]:
+    """Return the frames of a thread, the outermost first; those of this package are left out, and so may be the loop's."""
+    found: deque[types.FrameType] = deque()
+    while innermost is not None and not (in_loop and is_loop(innermost)):
+        if not innermost.f_code.co_filename.startswith(_OWN_FOLDER):
+            found.appendleft(innermost)
+        innermost = innermost.f_back
+    return [*found]
+
+
+def position(frame: types.FrameType) -> ast.expr | None:
+    """Return the expression that a frame evaluates now: of a call, what is called; of a `with` statement, its object."""
+    if frame.f_lasti < 0:
+        return None
+    line, last, column, end = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    if line is None or last is None or column is None or end is None:
+        return None
+    lines = [text.encode() for text in linecache.getlines(frame.f_code.co_filename, frame.f_globals)[line - 1 : last]]
+    if not lines:
+        return None
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][column:]
+    lines[0] = lines[0].lstrip()
+    with contextlib.suppress(SyntaxError, ValueError):
+        node: Any = ast.parse(b"".join(lines)).body[0]
+        if isinstance(node, (ast.With, ast.AsyncWith)) and len(node.items) == 1:
+            node = node.items[0].context_expr
+        node = node.value if isinstance(node, ast.Expr) else node
+        node = node.value if isinstance(node, ast.Await) else node
+        node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
+        return node if isinstance(node, ast.expr) else None
+    return None
+
+
+def expression(frames: Sequence[types.FrameType]) -> str:
+    """Return the name under which the innermost of the user's own functions knows what it waits for."""
+    own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
+    node = None if own is None else position(own)
+    return "" if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) else f" `{ast.unparse(node)}`"
+
+
+def value_of(node: ast.expr | None, frame: types.FrameType) -> Any:
+    """Return the value of a name or an attribute in a frame; no code of users is called for it."""
+    if isinstance(node, ast.Name):
+        scopes = frame.f_locals, frame.f_globals
+        return next((scope[node.id] for scope in scopes if node.id in scope), None)
+    if isinstance(node, ast.Attribute):
+        owner = value_of(node.value, frame)
+        found = inspect.getattr_static(owner, node.attr, None)
+        return found.__get__(owner) if isinstance(found, types.MemberDescriptorType) else found
+    return None
+
+
+def entered(frame: types.FrameType) -> list[Any]:
+    """Return the objects whose `with` blocks a frame that runs is in."""
+    if is_library(frame):
+        return []
+    with contextlib.suppress(SyntaxError, ValueError):
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
+        blocks = [one for one in ast.walk(tree) if isinstance(one, ast.With)]
+        inside = [one for one in blocks if one.body[0].lineno <= frame.f_lineno <= (one.end_lineno or 0)]
+        return [value_of(item.context_expr, frame) for one in inside for item in one.items]
+    return []
+
+
+def held_by(task: asyncio.Task[Any]) -> list[Any]:
+    """Return the objects whose `with` blocks a suspended task is in: its coroutines keep their exits on the stack."""
+    held: list[Any] = []
+    links = [coro for frame, coro in links_of(coroutine_of(task)) if frame is not None]
+    for coro, inner in itertools.zip_longest(links, links[1:]):
+        inside = _exited_by(coro)
+        if inside and getattr(inner, "__name__", "") == "__aenter__":
+            inside.pop()  # it waits for this one
+        held += inside
+    return held
+
+
+def _exited_by(coro: object) -> list[Any]:
+    """Return the objects whose exits a coroutine or a generator has on its stack, and those that they enter in turn."""
+    found: list[Any] = []
+    referents = gc.get_referents(coro)
+    for one, after in itertools.zip_longest(referents, referents[1:]):
+        if isinstance(one, (types.MethodType, types.BuiltinMethodType)) and one.__name__ in _EXITS:
+            owner: Any = one.__self__
+        elif isinstance(one, types.FunctionType) and one.__name__ in _EXITS:
+            owner = after  # Python 3.14 has the object behind its function
+        else:
+            continue
+        attributes = _attributes(owner)
+        if type(owner).__module__ == "contextlib":
+            found += _exited_by(attributes.get("gen"))  # of `contextmanager` and `asynccontextmanager`
+            for _, callback in attributes.get("_exit_callbacks", ()):  # of an exit stack
+                found += [callback.__self__] if isinstance(callback, types.MethodType) else []
+        elif isinstance(owner, locks.Condition):
+            found.append(attributes.get("_lock"))
+        found.append(owner)
+    return found
+
+
+def refers(task: asyncio.Task[Any], thing: object) -> bool:
+    """Return whether a coroutine of a task has something in a variable, in an attribute of one, or in one of that."""
+    for frame, coro in links_of(coroutine_of(task)):
+        ahead: list[Any] = gc.get_referents(coro) if frame is not None else []
+        for _ in range(3):
+            ahead = [_inner(one) for one in ahead]
+            if any(one is thing for one in ahead):
+                return True
+            ahead = [value for one in ahead for value in _attributes(one).values()]
+    return False
+
+
+def _inner(one: Any) -> Any:
+    """Return what a variable of a closure has, or whose method this is; or else itself."""
+    if isinstance(one, types.CellType):
+        with contextlib.suppress(ValueError):  # it is empty
+            return one.cell_contents
+    return one.__self__ if isinstance(one, types.MethodType) else one
+
+
+def _attributes(one: object) -> dict[str, Any]:
+    """Return the attributes of an object, but of no module or class; no code of users is called for it."""
+    if not isinstance(one, types.ModuleType | type | types.FunctionType):
+        with contextlib.suppress(AttributeError):
+            found: Any = object.__getattribute__(one, "__dict__")
+            return dict(found)
+    return {}

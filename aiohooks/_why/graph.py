@@ -1,0 +1,204 @@
+"""The wait-for graph as plain data, which processes can exchange: as text, as JSON, of several processes, with its deadlocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple, Self
+
+_MOST_LINES = 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WaitNode:
+    """What waits, or is waited for.
+
+    Attributes:
+        id: the same in all processes of a run, of what several of them know.
+        kind: "session", "hook", "task", "thread", "lock", "queue", "step", "process" and so on.
+        name: what it is.
+        detail: its state.
+        function: the function of the user's code that waits.
+        where: the line at which it waits, as `file:line`.
+        secs: for how long it has waited, or lasted; None if that is not known.
+        process: the id of the process that has reported it.
+    """
+
+    id: str
+    kind: str
+    name: str
+    detail: str = ""
+    function: str | None = None
+    where: str | None = None
+    secs: float | None = None
+    process: int = 0
+
+    def __str__(self) -> str:
+        text = self.name + (f" ({self.detail})" if self.detail else "")
+        if self.where is not None:
+            is_said = self.function is None or self.function in re.sub(r"#\d+", "", self.name)
+            function = "" if is_said else f"{self.function} at "
+            text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
+        return text if self.secs is None else f"{text}, {self.secs:.3g} s"
+
+
+class WaitEdge(NamedTuple):
+    """One that waits, and what it waits for: it needs "all" that it has such an edge to, or "any" one, or "perhaps" some."""
+
+    waiter: str
+    awaited: str
+    needs: Literal["all", "any", "perhaps"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """What waits for what at one moment, of one process or of several; `str()` of it has a line for each chain of waits.
+
+    Attributes:
+        nodes: all that waits or is waited for.
+        edges: what waits for what.
+        notes: what could not be asked, and why.
+    """
+
+    nodes: tuple[WaitNode, ...]
+    edges: tuple[WaitEdge, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def deadlocks(self) -> tuple[tuple[WaitNode, ...], ...]:
+        """The cycles, each of which only an end from outside can resolve."""
+        after = self._after(all_needed=True)
+        nodes = {node.id: node for node in self.nodes}
+        found: list[tuple[WaitNode, ...]] = []
+        done: set[str] = set()
+        for root in after:
+            path: dict[str, Iterator[str]] = {}
+            ahead: list[str] = [root]
+            while ahead:
+                node = ahead.pop()
+                if node in path:
+                    cycle = [*path]
+                    found.append(tuple(nodes[one] for one in cycle[cycle.index(node) :]))
+                elif node not in done:
+                    done.add(node)
+                    path[node] = iter(after.get(node, ()))
+                while path:  # the next branch of the innermost that has one
+                    last = next(reversed(path))
+                    if (branch := next(path[last], None)) is not None:
+                        ahead.append(branch)
+                        break
+                    del path[last]
+        return tuple(found)
+
+    def chains(self) -> list[tuple[WaitNode, ...]]:
+        """Return the paths from what no other certainly waits for to what waits for no other; sessions first."""
+        after, nodes = self._after(), {node.id: node for node in self.nodes}
+        awaited = {edge.awaited for edge in self.edges if edge.needs != "perhaps"}
+        seen: set[str] = set()
+        chains: list[tuple[WaitNode, ...]] = []
+        kinds = {"session": 0, "hook": 1, "task": 2}
+        for root in sorted(nodes, key=lambda one: (one in awaited, kinds.get(nodes[one].kind, 3))):
+            ahead: list[list[str]] = [] if root in seen else [[root]]
+            while ahead:
+                path = ahead.pop()
+                last, further = path[-1], after.get(path[-1], [])
+                # What is only perhaps waited for has a chain of its own, if nothing else waits for it.
+                if last in seen or (last != root and last not in awaited and further):
+                    further = []
+                else:
+                    seen.add(last)
+                ahead += [[*path, one] for one in reversed(further)]
+                if not further:
+                    chains.append(tuple(nodes[one] for one in path))
+        return chains
+
+    def lines(self) -> list[str]:
+        """Return the deadlocks and the other chains of waits as text, without what only tasks of the library wait for."""
+        deadlocks = self.deadlocks
+        lines = [
+            f"deadlock: {' <- '.join([*map(str, _own_places(cycle)), *(one.name for one in cycle[:1])])}" for cycle in deadlocks
+        ]
+        unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
+        ends = {node.id for cycle in deadlocks for node in cycle}
+        chains = [_shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"]
+        chains = [*dict.fromkeys(chain for chain in chains if len(chain) > 1 or ends.isdisjoint(one.id for one in chain))]
+        for chain in chains[:_MOST_LINES]:
+            nodes = *_own_places(chain[:-1]), *chain[-1:]
+            texts = [f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in nodes]
+            perhaps = ["perhaps " * ((one.id, other.id) in unsure) for one, other in itertools.pairwise(chain)]
+            rest = " <- ".join(word + text for word, text in zip(perhaps, texts[1:], strict=True))
+            lines.append(f"{texts[0]} waits for {rest}" if rest else texts[0])
+        if len(chains) > _MOST_LINES:
+            lines.append(f"and {len(chains) - _MOST_LINES} more; to_json() has all")
+        return [*lines, *self.notes] or ["nothing waits"]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def to_json(self) -> str:
+        """Return the graph, its deadlocks and its text as JSON."""
+        import json  # seldom needed
+
+        deadlocks = [[node.id for node in cycle] for cycle in self.deadlocks]
+        return json.dumps({**dataclasses.asdict(self), "deadlocks": deadlocks, "lines": self.lines()})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the graph that `to_json` was called for."""
+        import json  # seldom needed
+
+        given = json.loads(text)
+        nodes, edges = (WaitNode(**one) for one in given["nodes"]), (WaitEdge(*one) for one in given["edges"])
+        return cls(tuple(nodes), tuple(edges), tuple(given["notes"]))
+
+    @classmethod
+    def join(cls, graphs: Iterable[WaitGraph]) -> Self:
+        """Return the graph of several processes: what one of them waits for, and another one has, is connected."""
+        nodes: dict[str, WaitNode] = {}
+        graphs = list(graphs)
+        for node in itertools.chain.from_iterable(one.nodes for one in graphs):
+            if node.id not in nodes or nodes[node.id].kind == "process":  # which another one has seen from outside
+                nodes[node.id] = node
+        edges = dict.fromkeys(edge for one in graphs for edge in one.edges)
+        return cls(tuple(nodes.values()), tuple(edges), tuple(note for one in graphs for note in one.notes))
+
+    def _after(self, *, all_needed: bool = False) -> dict[str, list[str]]:
+        after: dict[str, list[str]] = {}
+        for edge in self.edges:
+            if edge.needs == "all" or not all_needed:
+                after.setdefault(edge.waiter, []).append(edge.awaited)
+        return after
+
+
+def _own_places(chain: tuple[WaitNode, ...]) -> list[WaitNode]:
+    """Leave out places in libraries, which say something only at the end of a chain."""
+    return [dataclasses.replace(one, where=None) if one.function is None else one for one in chain]
+
+
+def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, ...]:
+    """Leave out what is behind the beginning of a deadlock, and calls and tasks of the library that add nothing."""
+    kept: list[WaitNode] = []
+    for number, node in enumerate(chain):
+        after = chain[number + 1] if number + 1 < len(chain) else None
+        adds = node.function is not None or after is None or not kept
+        if adds or (not (node.kind == "call" and kept[-1].secs is not None) and not (_is_task(node) and _is_thread(after))):
+            kept.append(node)
+        if node.id in ends:
+            break
+    return tuple(kept)
+
+
+def _is_task(node: WaitNode) -> bool:
+    return node.kind in ("task", "internal task")
+
+
+def _is_thread(node: WaitNode | None) -> bool:
+    return node is not None and node.kind == "thread"
+
+
+def _short_place(where: str, *, is_own: bool) -> str:
+    """Return a place of the user's own code from the current directory on, one of a library without its folder."""
+    return where.removeprefix(os.getcwd() + os.sep) if is_own else "/".join(where.split(os.sep)[-2:])

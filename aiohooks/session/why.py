@@ -1,0 +1,274 @@
+"""Why a process waits: asked by its own code, by a signal, or by `aiohooks why` from outside.
+
+A process that is asked answers in a thread of its own, over a Unix socket in a directory that only its user can use: also while
+its event loop is blocked. No signal is sent to it. Nothing here runs before it is asked.
+
+    why_session       the wait-for graph of a session's loop
+    enable_why        lets this process be asked
+    process_graph     its answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import threading
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiohooks._aio.fork import call_after_fork
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, WHY_VARIABLE, SessionState
+
+if TYPE_CHECKING:
+    from aiohooks._why.graph import WaitGraph
+
+_logger = logging.getLogger("aiohooks")
+_ANSWER_SECS = 0.25
+"""How long a loop that is not blocked may take to answer."""
+_SEND_SECS = 2.0
+_SIGNALS = "SIGUSR1", "SIGQUIT"
+
+
+def why_session(state: SessionState) -> WaitGraph:
+    """Return the wait-for graph of the loop of a session; from another thread, as it is at that moment."""
+    own = threading.get_ident() == state.thread
+    return _graph([state.loop] if state.loop is not None else [], {} if own else _innermost_frames())
+
+
+def process_graph() -> WaitGraph:
+    """Return the wait-for graph of all loops with open sessions, made in another thread: in the loop if that answers."""
+    loops = _open_loops()
+    answers: list[concurrent.futures.Future[WaitGraph]] = []
+    for loop in loops:
+        answer: concurrent.futures.Future[WaitGraph] = concurrent.futures.Future()
+
+        def make(answer: concurrent.futures.Future[WaitGraph] = answer) -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(_graph(loops if len(loops) == 1 else [], {}))
+                except Exception as error:
+                    answer.set_exception(error)
+
+        with contextlib.suppress(RuntimeError):  # it was closed meanwhile
+            loop.call_soon_threadsafe(make)
+            answers.append(answer)
+    concurrent.futures.wait(answers, _ANSWER_SECS)
+    blocked = [loop for loop, answer in zip(loops, answers, strict=False) if answer.cancel() or not answer.done()]
+    if len(loops) == 1 and not blocked and answers:
+        return answers[0].result()
+    frames = _innermost_frames()
+    return _graph(
+        loops, {thread: frame for thread, frame in frames.items() if any(_thread_of(loop) == thread for loop in blocked)}
+    )
+
+
+def _graph(loops: list[asyncio.AbstractEventLoop], running: dict[int, types.FrameType]) -> WaitGraph:
+    """Return the graph of these loops, given what the threads run whose loops cannot answer."""
+    from aiohooks._why.builder import wait_graph  # only when it is asked for
+
+    sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
+    blocked = {loop: frame for loop in loops if (frame := running.get(_thread_of(loop))) is not None}
+    idle = [loop for loop in blocked if asyncio.current_task(loop) is None and not _is_waiting(blocked[loop])]
+    threads = [thread for thread in threading.enumerate() if any(thread.ident == _thread_of(loop) for loop in idle)]
+    return wait_graph(loops, also=[*sessions, *threads], blocked=blocked)
+
+
+def _is_waiting(frame: types.FrameType) -> bool:
+    return frame.f_code.co_name in ("select", "run_forever", "run_until_complete", "run")
+
+
+def _innermost_frames() -> dict[int, types.FrameType]:
+    return sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+
+
+def _open_loops() -> list[asyncio.AbstractEventLoop]:
+    return [*{state.loop: None for state in list(OPEN_SESSIONS) if state.loop is not None and not state.loop.is_closed()}]
+
+
+def _thread_of(loop: asyncio.AbstractEventLoop) -> int:
+    return next((state.thread for state in list(OPEN_SESSIONS) if state.loop is loop), 0)
+
+
+# -- being asked
+
+
+def enable_why() -> None:
+    """Let this process be asked why it waits, by `aiohooks why` and by signals; calling it twice is harmless.
+
+    A thread waits for questions, and costs nothing until there is one. Only the same user, and root, can ask. Signals that have a
+    handler are left alone.
+
+    Raises:
+        InvalidArgumentError: the directory of the sockets is not this user's alone.
+        OSError: the socket could not be made.
+    """
+    global _server
+    if _server is None:
+        _server = _Server()
+        _install_signals()
+
+
+def enable_if_asked() -> None:
+    """Do so if the environment variable says it; what is wrong is logged."""
+    if _server is None and os.environ.get(WHY_VARIABLE, "") not in ("", "0"):
+        try:
+            enable_why()
+        except (OSError, InvalidArgumentError) as error:
+            _logger.warning("%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error)
+
+
+def _install_signals() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
+        return
+    for name in _SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
+            _logger.warning("%s does not print why this process waits: it has a handler already, %r", name, handler)
+        elif number is not None:
+            signal.signal(number, _print_why)
+
+
+def _print_why(number: int, frame: types.FrameType | None) -> None:
+    """Called between two instructions of the main thread, whatever that does: no lock is taken, and nothing is raised."""
+    try:
+        running = {threading.get_ident(): frame} if frame is not None else {}
+        text = str(_graph(_open_loops(), running))
+    except Exception as error:
+        text = f"that could not be found out: {error!r}"
+    with contextlib.suppress(OSError):
+        os.write(2, f"why process {os.getpid()} waits:\n{text}\n".encode(errors="backslashreplace"))
+
+
+class _Server:
+    """Answers questions of other processes, in a thread."""
+
+    def __init__(self) -> None:
+        self._folder = why_folder(make=True)
+        pid = os.getpid()
+        self._paths = self._folder / f"{pid}.sock", self._folder / f"{pid}.json"
+        for path in self._paths:
+            path.unlink(missing_ok=True)  # of a process that was killed and had the same id
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.bind(str(self._paths[0]))
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise OSError(error.errno, f"the socket {self._paths[0]} could not be made: {error.strerror or error}") from error
+        self._runs: dict[str, None] = {}
+        for state in list(OPEN_SESSIONS):
+            self._runs.update({state.store.run: None} if state.store is not None else {})
+        self._register()
+        ON_OPEN.append(self._note_run)
+        call_after_fork(self)
+        atexit.register(self.stop)
+        self._thread = threading.Thread(target=self._serve, name="aiohooks why", daemon=True)
+        self._thread.start()
+
+    def _note_run(self, state: SessionState) -> None:
+        """Note which runs the process takes part in: they may be asked for when it cannot answer."""
+        if state.store is not None and state.store.run not in self._runs:
+            self._runs[state.store.run] = None
+            with contextlib.suppress(OSError):
+                self._register()
+
+    def _register(self) -> None:
+        aside = self._paths[1].with_suffix(".new")
+        aside.write_text(json.dumps({"runs": [*self._runs], "arguments": sys.argv}))
+        aside.replace(self._paths[1])
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # it was closed
+                return
+            with connection:
+                connection.settimeout(_SEND_SECS)
+                with contextlib.suppress(OSError):  # whoever has asked has gone
+                    if _is_own(connection):
+                        connection.sendall(_answer())
+
+    def stop(self) -> None:
+        """Close the socket, and remove it."""
+        atexit.unregister(self.stop)
+        ON_OPEN.remove(self._note_run)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+        self._thread.join(_SEND_SECS)
+        for path in self._paths:
+            path.unlink(missing_ok=True)
+
+    def after_fork(self) -> None:
+        """Leave the socket to the parent; a child that is to answer enables it again, with its first session."""
+        global _server
+        self._socket.close()
+        atexit.unregister(self.stop)
+        ON_OPEN.remove(self._note_run)
+        _server = None
+
+
+_server: _Server | None = None
+
+
+def disable_why() -> None:
+    """Undo `enable_why`."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.stop()
+    for name in _SIGNALS:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is _print_why:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _answer() -> bytes:
+    try:
+        return process_graph().to_json().encode()
+    except Exception as error:
+        _logger.exception("why this process waits could not be found out")
+        return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+
+
+def _is_own(connection: socket.socket) -> bool:
+    """Return whether the other side is of the same user, or root."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True  # the directory is this user's alone
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return user in (0, os.getuid())
+
+
+def why_folder(*, make: bool = False) -> Path:
+    """Return the directory of the sockets and registrations of this user's processes.
+
+    Raises:
+        InvalidArgumentError: it is not this user's alone.
+    """
+    if not hasattr(socket, "AF_UNIX") or not hasattr(os, "getuid"):
+        raise InvalidArgumentError("this system has no Unix sockets, which `aiohooks why` needs; session.why() works here, too")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folder = Path(runtime) / "aiohooks" if runtime else Path(tempfile.gettempdir()) / f"aiohooks-{os.getuid()}"
+    if make:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        found: Any = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise InvalidArgumentError(f"{folder} can be used by others than this user; remove it, or make its mode 0700")
+    return folder

@@ -1,0 +1,136 @@
+"""`aiohooks why`: processes that hang for twelve reasons, and one command that names each with its line, and since when."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from aiohooks.__main__ import main
+from tests.support.hangs import line_of
+from tests.support.processes import run_python, start
+from tests.support.store_servers import running
+from tests.support.waiting import HANG_SECS
+
+pytestmark = [pytest.mark.slow, pytest.mark.every_python, pytest.mark.skipif(sys.platform != "linux", reason="/proc")]
+
+Ask = Callable[..., str]
+Hang = Callable[..., "contextlib.AbstractContextManager[subprocess.Popen[str]]"]
+
+
+@pytest.fixture
+def hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hang]:
+    """What starts a program of `tests.support.hangs` that can be asked, and waits until it is about to hang."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("AIOHOOKS_WHY", "1")
+    with contextlib.ExitStack() as processes:
+
+        def begin(name: str, url: object = "") -> subprocess.Popen[str]:
+            process = processes.enter_context(
+                start([sys.executable, "-m", "tests.support.hangs", name, str(url)], stdin=subprocess.PIPE)
+            )
+            processes.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            return process
+
+        yield begin
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
+    """What asks again until the answer matches: a process is about to hang, and then does."""
+
+    def until(pattern: str, *target: object, code: int = 0) -> str:
+        end = time.monotonic() + HANG_SECS
+        while True:
+            found = main(["why", *map(str, target)])
+            text = capsys.readouterr().out
+            if re.search(pattern, text):
+                assert found == code, text
+                return text
+            assert time.monotonic() < end, f"{pattern} is not in\n{text}"
+
+    return until
+
+
+SECS = r"[0-9.e+-]+ s"
+HANGS = {
+    "deadlock": rf"^deadlock: Deadlock#\d.before_run at step 1, \S*LINE, {SECS} <- lock `self.second` \(held\) <- Deadlock#\d",
+    "full_queue": rf"Send.after_run at step 3, \S*LINE, {SECS} <- queue `self.queue` \(full, 2 of 2, no task that could take",
+    "thread_lock": rf"InThread.before_run at step 1, \S*AWAITS, {SECS} <- thread .*LINE <- lock `self.lock` \(held\) <- thread 'uploader'.*HOLDS",
+    "slow_disk": rf"CheckpointSaverHook.after_run at step 1.*, {SECS} <- .*save of the checkpoint of step 0 in .*LINE",
+    "version": rf"Gate.before_run at step 2, \S*LINE, {SECS} <- room in the version gate of weights .* <- step 1 of weights \(seen 0, 0 steps/s, no publisher",
+    "recovery": rf"session 'chief' .* in recovery 1 from UnavailableError.* waits for a recovery.*, {SECS} <- the pause of 600 s before recovery 1 .*server is away",
+    "blocked_loop": rf"session 'chief' \(step 1, in run 1 for {SECS}\) .* <- Block.after_run \(runs; the event loop waits for it\), \S*LINE",
+    "task_done": rf"session 'chief' \(step 1, in its block; run 1 began {SECS} ago\).* at \S*LINE <- queue `jobs` \(0 in it, task_done was not called for 1 more\) <- perhaps task 'reader'",
+    "nested": rf"Nest.before_run at step 1, \S*OUTER, {SECS} <- session 'evaluation' .* <- Forget.before_run at step 1, \S*LINE, {SECS} <- event \(not set",
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_is_named_with_its_line_and_since_when(name: str, hang: Hang, ask: Ask, tmp_path: Path) -> None:
+    """The command names what hangs, where, for how long, and what it waits for, by the id of the process."""
+    process = hang(name, tmp_path / "checkpoints")
+    lines = {"LINE": name, "AWAITS": "awaits thread_lock", "HOLDS": "holds thread_lock", "OUTER": "outer nested"}
+    pattern = HANGS[name]
+    for word, comment in lines.items():
+        if word in pattern:
+            pattern = pattern.replace(word, re.escape(line_of(comment)))
+    ask(f"(?m){pattern}", process.pid)
+
+
+def test_another_process_that_is_stopped(hang: Hang, ask: Ask, tmp_path: Path) -> None:
+    """Asked by the name of the run: the worker, the step it waits for, and the trainer, first at work and then stopped."""
+    url = f"local://{tmp_path / 'steps'}"
+    trainer, worker = hang("publishes", url), hang("waits_for_step", url)
+    waits = rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3, .*\), {SECS} <- "
+    at_work = rf"{waits}session 'trainer' \(step 3, in its block.* at \S*{re.escape(line_of('publishes'))}"
+    ask(at_work, "digits")
+    trainer.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, trainer.pid, os.WSTOPPED | os.WNOWAIT)
+    text = ask(rf"{waits}trainer, process {trainer.pid} on \S+ \(stopped by a signal", "digits", code=1)
+    assert f"process {trainer.pid}: stopped by a signal; SIGCONT continues it" in text
+    found = run_python("-m", "aiohooks", "why", str(worker.pid), "--json")
+    assert f"process {trainer.pid} on" in found.stdout
+    assert found.returncode == 0
+    assert {node["kind"] for node in json.loads(found.stdout)["nodes"]} >= {"session", "hook", "step", "process"}
+
+
+def test_a_dead_publisher_whose_lease_has_not_run_out(hang: Hang, ask: Ask, tmp_path: Path) -> None:
+    """The step store still counts on a publisher that the system knows to be dead."""
+    with running("valkey", tmp_path, keeps=False) as server:
+        url = server.url
+        trainer, worker = hang("publishes", url), hang("waits_for_step", url)
+        waits = rf"GlobalStepWaiterHook.before_run at step 4, {SECS} <- .*step 40 of digits \(seen 3, .*\), {SECS} <- "
+        ask(rf"{waits}trainer, process {trainer.pid}", worker.pid)
+        trainer.kill()
+        trainer.wait()
+        ask(
+            rf"{waits}trainer, process {trainer.pid} on \S+ \(does not exist any more; its lease of 10 s runs out in {SECS}",
+            worker.pid,
+        )
+
+
+def test_an_engine_that_is_away(hang: Hang, ask: Ask, tmp_path: Path) -> None:
+    """A commit waits for a server that was killed."""
+    with running("valkey", tmp_path, keeps=False) as server:
+        process = hang("engine_away", server.url)
+        server.kill()
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        away = rf"RedisStepStore of digits \(its engine has been away for {SECS}\)"
+        ask(
+            rf"session 'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits for .*{SECS} <- .*{away}",
+            process.pid,
+        )

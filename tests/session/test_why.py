@@ -1,0 +1,196 @@
+"""A process that is asked why it waits: by its own code, by signals, by other processes; and who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiohooks as ah
+from aiohooks.__main__ import main
+from aiohooks.errors import InvalidArgumentError
+from aiohooks.session import why
+from tests.support.processes import run_python
+from tests.support.waiting import ticks
+
+pytestmark = pytest.mark.every_python
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of the sockets of a program that was started with AIOHOOKS_WHY=1."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("AIOHOOKS_WHY", "1")
+    return tmp_path / "aiohooks"
+
+
+def files(folder: Path) -> list[str]:
+    """Return what is there."""
+    return sorted(path.name for path in folder.glob("*"))
+
+
+@contextlib.asynccontextmanager
+async def opened(*hooks: ah.SessionRunHook, **options: Any) -> AsyncGenerator[ah.AsyncMonitoredSession]:
+    """Run a session; in the end its process cannot be asked any more, and nothing is left of that."""
+    try:
+        async with ah.AsyncMonitoredSession(step, hooks, name="chief", **options) as session:
+            yield session
+    finally:
+        why.disable_why()
+
+
+async def step() -> None:
+    """Do nothing."""
+
+
+class Stuck(ah.SessionRunHook):
+    """Waits until it is let go."""
+
+    def __init__(self) -> None:
+        self.waits, self.released = asyncio.Event(), asyncio.Event()
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Wait."""
+        self.waits.set()
+        await self.released.wait()
+
+
+async def test_a_session_says_why_it_waits() -> None:
+    """From its own loop and from another thread; it names its sessions, the hook, and what that waits for."""
+    hook = Stuck()
+    async with opened(hook) as session:
+        assert str(session.why()).startswith("session 'chief' (step 0, open for ")
+        run = asyncio.create_task(session.run(()))
+        await hook.waits.wait()
+        await ticks()
+        for graph in (session.why(), await asyncio.to_thread(session.why)):
+            pattern = r"'chief' \(step 0, in run 1 for .* waits for Stuck.before_run at step 1, .* s <- event `self.released` "
+            assert re.search(pattern, str(graph)), str(graph)
+            assert {node.kind for node in graph.nodes} >= {"session", "hook", "event"}
+        hook.released.set()
+        await run
+    assert str(session.why()) != ""
+
+
+async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the id of the process, by the name of the run, and by that of another run; a pause is named, too."""
+    store = ah.MemoryStepStore(run="digits")
+    async with opened(global_step=store) as session:
+        assert files(folder) == [f"{os.getpid()}.json", f"{os.getpid()}.sock"]
+        assert os.stat(folder).st_mode & 0o777 == 0o700
+        session.pause("a look at the weights")
+        run = asyncio.create_task(session.run(()))
+        await ticks()
+        for target in (str(os.getpid()), "digits"):
+            assert await asyncio.to_thread(main, ["why", target]) == 0
+            assert "waits for the end of the pause (a look at the weights)" in capsys.readouterr().out
+        assert await asyncio.to_thread(main, ["why", "letters"]) == 1
+        assert "no process of a run 'letters' can be asked on this machine; start it with" in capsys.readouterr().err
+        session.resume()
+        await run
+    assert files(folder) == []
+
+
+async def test_a_blocked_loop_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another thread asks while the loop is blocked, and gets the line."""
+    codes: list[int] = []
+
+    class Block(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            asking = threading.Thread(target=lambda: codes.append(main(["why", str(os.getpid())])))
+            asking.start()
+            asking.join()
+
+    async with opened(Block()) as session:
+        await session.run(())
+    assert codes == [0]
+    assert re.search(
+        r"<- Block.before_run \(runs; the event loop waits for it\), .*test_why.py:\d+ <- thread",
+        re.sub(r"\S*<locals>\.", "", capsys.readouterr().out),
+    )
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGQUIT"])
+async def test_signals_print_it(name: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A signal prints the answer to standard error, and the program continues."""
+    async with opened() as session:
+        signal.raise_signal(getattr(signal, name))
+        assert f"why process {os.getpid()} waits:\nsession 'chief' (step 0, open for " in capfd.readouterr().err
+        await session.run(())
+
+
+async def test_a_signal_with_a_handler_is_left_alone(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A session that pauses by SIGUSR1 is paused by it; so is one that has its handler from elsewhere, which is logged."""
+    received: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+    try:
+        async with opened():
+            signal.raise_signal(signal.SIGUSR1)
+            assert received == [signal.SIGUSR1]
+            assert "SIGUSR1 does not print why this process waits: it has a handler already" in caplog.text
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+async def test_a_directory_of_others_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither are questions answered there, nor asked; the session is opened all the same."""
+    os.mkdir(folder, 0o755)
+    async with opened() as session:
+        await session.run(())
+    assert "AIOHOOKS_WHY is set, but this process cannot be asked why it waits: " in caplog.text
+    assert f"{folder} can be used by others than this user; remove it, or make its mode 0700" in caplog.text
+    assert main(["why", str(os.getpid())]) == 2
+    os.rmdir(folder)
+    os.symlink(folder.parent, folder)
+    with pytest.raises(InvalidArgumentError, match="can be used by others"):
+        why.enable_why()
+
+
+async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
+    """The child closes its copy of the socket, and leaves its parent's files."""
+    async with opened():
+        if (child := os.fork()) == 0:
+            os._exit(0 if why._server is None else 1)  # pyright: ignore[reportPrivateUsage]
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222
+        assert len(files(folder)) == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "says"),
+    [
+        ("1", 1, "process 1: cannot be asked: start it with AIOHOOKS_WHY=1"),
+        ("4194304", 1, "process 4194304: does not exist any more"),
+        ("memory://x", 2, "memory:// is a store within one process"),
+        ("http://127.0.0.1:9/", 1, "no service answers at http://127.0.0.1:9/"),
+    ],
+)
+def test_what_cannot_be_asked(target: str, code: int, says: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is said why, and what to do."""
+    assert main(["why", target]) == code
+    printed = capsys.readouterr()
+    assert says in printed.out + printed.err
+
+
+def test_the_registration_of_a_killed_process_is_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A process that was killed could not do it."""
+    folder.mkdir(mode=0o700)
+    for ending in ("json", "sock"):
+        (folder / f"4194304.{ending}").write_text('{"runs": ["digits"]}')
+    assert main(["why", "digits"]) == 1
+    assert files(folder) == []
+
+
+def test_run_lets_a_program_be_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run(main, why=True)` does what the environment variable does, and at the end of the program nothing is left."""
+    monkeypatch.delenv("AIOHOOKS_WHY")
+    program = "import os, sys, aiohooks as ah\nasync def main(): print(len(os.listdir(sys.argv[1])))\nah.run(main, why=True)"
+    found = run_python("-c", program, str(folder))
+    assert (found.stdout, found.stderr, files(folder)) == ("2\n", "", [])

@@ -1,0 +1,235 @@
+"""Programs that hang, each for a reason of its own: `python -m tests.support.hangs NAME [URL]` prints "ready" and hangs.
+
+The line at which the user's code waits, and what it waits for, has the comment `# NAME`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import aiohooks as ah
+
+
+def ready() -> None:
+    """Say that the program is about to hang."""
+    print("ready", flush=True)
+
+
+async def train_step() -> None:
+    """Do nothing."""
+
+
+class Deadlock(ah.SessionRunHook):
+    """Takes one lock, and then another."""
+
+    def __init__(self, first: asyncio.Lock, second: asyncio.Lock) -> None:
+        self.first, self.second = first, second
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Hold one, and wait for the other."""
+        async with self.first:
+            await asyncio.sleep(0)
+            async with self.second:  # deadlock
+                ready()
+
+
+class Send(ah.SessionRunHook):
+    """Puts each step into a queue."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[int] = asyncio.Queue(2)
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        """Wait for room."""
+        await self.queue.put(run_context.global_step)  # full_queue
+
+
+class InThread(ah.SessionRunHook):
+    """Calls a function in a thread, which wants a lock that another thread has."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    async def begin(self) -> None:
+        """Start the other thread."""
+        entered = threading.Event()
+
+        def hold() -> None:
+            with self.lock:
+                entered.set()
+                threading.Event().wait()  # holds thread_lock
+
+        threading.Thread(target=hold, name="uploader", daemon=True).start()
+        entered.wait()
+
+    def wanted(self) -> None:
+        """Wait for the lock."""
+        with self.lock:  # thread_lock
+            pass
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Wait for the thread."""
+        await asyncio.to_thread(self.wanted)  # awaits thread_lock
+
+
+class Block(ah.SessionRunHook):
+    """Blocks the event loop."""
+
+    async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+        """Wait, and do not await."""
+        threading.Event().wait()  # blocked_loop
+
+
+class Gate(ah.SessionRunHook):
+    """Makes each step's work only while it is not too far ahead of the published weights."""
+
+    def __init__(self) -> None:
+        self.gate = ah.VersionGate(ah.MemoryStepStore(run="weights"), max_lag=0)
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Ship one item."""
+        async with self.gate.admit():  # version
+            pass
+
+
+class Nest(ah.SessionRunHook):
+    """Runs another session in each step."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Evaluate."""
+        async with ah.AsyncMonitoredSession(train_step, [Forget()], name="evaluation") as session:
+            await session.run(())  # outer nested
+
+
+class Forget(ah.SessionRunHook):
+    """Waits for an event that is never set."""
+
+    async def before_run(self, run_context: ah.SessionRunContext) -> None:
+        """Wait."""
+        await asyncio.Event().wait()  # nested
+
+
+async def fail() -> None:
+    """Fail like a server that is away."""
+    raise ah.UnavailableError("the data server is away")
+
+
+async def run_steps(*hooks: ah.SessionRunHook, store: ah.StepStore | None = None, count: int = 9) -> None:
+    """Run steps until one hangs."""
+    async with ah.AsyncMonitoredSession(train_step, hooks, global_step=store, name="chief") as session:
+        for _ in range(count):
+            await session.run(())  # run
+
+
+async def deadlock(url: str) -> None:
+    """Two hooks take two locks in different orders."""
+    one, other = asyncio.Lock(), asyncio.Lock()
+    await run_steps(Deadlock(one, other), Deadlock(other, one))
+
+
+async def full_queue(url: str) -> None:
+    """The task that reads the queue has ended."""
+    await run_steps(Send())
+
+
+async def thread_lock(url: str) -> None:
+    """A thread has a lock, and does not give it back."""
+    await run_steps(InThread())
+
+
+async def slow_disk(url: str) -> None:
+    """The disk never answers."""
+    hook = ah.CheckpointSaverHook(url, every=ah.Every(steps=1))
+    os.fsync = lambda _: threading.Event().wait()  # type: ignore[assignment]  # slow_disk
+    await run_steps(hook)
+
+
+async def waits_for_step(url: str) -> None:
+    """A worker waits for a step of another process."""
+    async with ah.open_step_store(url, run="digits") as store:
+        await run_steps(ah.GlobalStepWaiterHook(40), store=store)
+
+
+async def publishes(url: str) -> None:
+    """A chief makes a few steps, and then waits for what never comes."""
+    async with (
+        ah.open_step_store(url, run="digits") as store,
+        ah.AsyncMonitoredSession(train_step, global_step=store, name="trainer") as session,
+    ):
+        for _ in range(3):
+            await session.run(())
+        ready()
+        await asyncio.Event().wait()  # publishes
+
+
+async def version(url: str) -> None:
+    """No version is published."""
+    await run_steps(Gate())
+
+
+async def recovery(url: str) -> None:
+    """The pause of a recovery is long."""
+    policy = ah.RecoveryPolicy(backoff=ah.Backoff(initial_secs=600.0, max_secs=600.0, jitter=False))
+    async with ah.AsyncMonitoredSession(fail, recovery=policy, name="chief") as session:
+        await session.run(())  # recovery
+
+
+async def blocked_loop(url: str) -> None:
+    """A hook blocks the loop."""
+    await run_steps(Block())
+
+
+async def task_done(url: str) -> None:
+    """A reader forgets `task_done`."""
+    jobs: asyncio.Queue[int] = asyncio.Queue()
+
+    async def read() -> None:
+        while True:
+            await jobs.get()
+
+    async with ah.AsyncMonitoredSession(train_step, name="chief") as session:
+        reader = session.start_soon(read, name="reader")
+        await session.run(())
+        jobs.put_nowait(1)
+        await jobs.join()  # task_done
+        reader.cancel()
+
+
+async def nested(url: str) -> None:
+    """A session in a hook of another one waits."""
+    await run_steps(Nest())
+
+
+async def engine_away(url: str) -> None:
+    """The engine of the step store does not answer any more."""
+    async with ah.open_step_store(url, run="digits") as store:
+        hung = asyncio.get_running_loop().create_future()
+
+        class Away(ah.SessionRunHook):
+            async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+                if not hung.done():
+                    hung.set_result(None)
+                    ready()
+                    await asyncio.to_thread(sys.stdin.readline)  # until the engine is away
+
+        await run_steps(Away(), store=store)
+
+
+def line_of(comment: str) -> str:
+    """Return the place of the line that has a comment, as messages have it."""
+    lines = Path(__file__).read_text().splitlines()
+    number = next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
+    return f"hangs.py:{number}"
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    name, url = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
+    if name not in ("publishes", "engine_away"):
+        ready()
+    ah.run(globals()[name], url)

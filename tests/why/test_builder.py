@@ -1,0 +1,292 @@
+"""Making the wait-for graph: what tasks and threads wait for, who holds it, and who could end it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import re
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import anyio
+import pytest
+
+import aiohooks as ah
+from aiohooks._why.builder import wait_graph, why
+from aiohooks.errors import HookTimeoutError
+from tests.support.waiting import ticks, until_true
+
+Start = Callable[..., asyncio.Task[Any]]
+
+
+@contextlib.asynccontextmanager
+async def starting() -> AsyncGenerator[Start]:
+    """Yield what starts tasks that are cancelled in the end."""
+    tasks: list[asyncio.Task[Any]] = []
+
+    def start(coro: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        tasks.append(asyncio.create_task(coro, name=name))
+        return tasks[-1]
+
+    try:
+        yield start
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def lines() -> list[str]:
+    """Return the text of the graph, when all tasks wait."""
+    await ticks()
+    return wait_graph([asyncio.get_running_loop()]).lines()
+
+
+def found(text: list[str], pattern: str) -> bool:
+    """Return whether a line has this; `@` is a place."""
+    return any(re.search(pattern.replace("@", r"\S+\.py:\d+"), line) for line in text)
+
+
+class Holder:
+    """Has a lock that tasks take in several ways."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def entered(self) -> AsyncGenerator[None]:
+        """Hold it in a function of one's own."""
+        async with self.lock:
+            yield
+
+    async def hold(self, how: str) -> None:
+        """Hold it until cancelled."""
+        if how == "with":
+            async with self.lock:
+                await asyncio.Event().wait()
+        elif how == "context manager":
+            async with self.entered():
+                await asyncio.Event().wait()
+        else:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(self.lock)
+                await asyncio.Event().wait()
+
+    async def want(self) -> None:
+        """Wait for it."""
+        async with self.lock:
+            pass
+
+
+@pytest.mark.parametrize("how", ["with", "context manager", "exit stack"])
+async def test_the_holder_of_a_lock(how: str) -> None:
+    """A lock is held by the task in whose `with` block it is, however it was entered; not by others that wait for it."""
+    async with starting() as start:
+        holder = Holder()
+        start(holder.hold(how), "holder")
+        await ticks()
+        start(holder.want(), "first")
+        start(holder.want(), "second")
+        text = await lines()
+        assert found(
+            text, r"task '(?:first|second)', .* waits for lock `self.lock` \(held\) <- task 'holder', Holder.hold at @ <- event"
+        )
+        assert sum(found([line], r"task '(?:first|second)', .* waits for lock `self.lock`") for line in text) == 2
+        assert not found(text, r"<- task '(first|second)'")
+
+
+async def test_a_lock_that_was_acquired_without_with() -> None:
+    """Who holds it is not known, and said."""
+    lock = asyncio.Lock()
+    await lock.acquire()
+    task = asyncio.create_task(lock.acquire(), name="second")
+    assert found(
+        await lines(), r"task 'second', lock .* \(held, its holder is not known: it was acquired without a `with` block\)"
+    ) or found(await lines(), r"task 'second'.*lock.*held, its holder is not known")
+    lock.release()
+    await task
+
+
+async def test_a_task_that_wants_its_own_lock() -> None:
+    """It is a deadlock of one."""
+    async with starting() as start:
+        holder = Holder()
+
+        async def twice() -> None:
+            async with holder.lock, holder.lock:
+                pass
+
+        start(twice(), "twice")
+        assert found(await lines(), r"^deadlock: task 'twice'.* <- lock \(held\) <- task 'twice'")
+
+
+async def test_what_asyncio_and_anyio_have() -> None:
+    """Semaphores, limiters, queues, events, conditions, groups, gathered and shielded tasks."""
+    async with starting() as start:
+        semaphore, limiter, queue = asyncio.BoundedSemaphore(1), anyio.CapacityLimiter(1), asyncio.Queue[int]()
+        condition, event = asyncio.Condition(), asyncio.Event()
+
+        async def hold(what: Any) -> None:
+            async with what:
+                await event.wait()
+
+        async def get() -> None:
+            await queue.get()
+
+        async def fill() -> None:
+            await event.wait()
+            queue.put_nowait(1)
+
+        async def in_group() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(event.wait(), name="member")
+
+        async def notified() -> None:
+            async with condition:
+                await condition.wait()
+
+        for name, what in (("semaphore", semaphore), ("limiter", limiter)):
+            start(hold(what), f"holds {name}")
+            start(hold(what), f"wants {name}")
+        member = start(asyncio.Event().wait(), "inner")
+        for name, coro in {
+            "get": get(),
+            "fill": fill(),
+            "group": in_group(),
+            "condition": notified(),
+            "gather": gathered(member),
+            "shield": shielded(member),
+            "wait": waits(member),
+            "sleep": asyncio.sleep(600),
+        }.items():
+            start(coro, name)
+        text = await lines()
+        for pattern in (
+            r"'wants semaphore', .* waits for semaphore `what` \(1 of 1 in use\) <- task 'holds semaphore'",
+            r"'wants limiter', .* waits for limiter `what` \(1 of 1 in use\) <- task 'holds limiter'",
+            r"'get', .* waits for queue `queue` \(empty\) <- perhaps task 'fill'",
+            r"'group', .* waits for task 'member'",
+            r"'condition', .* waits for condition `condition` \(not notified",
+            r"'gather', .* waits for task 'inner'",
+            r"'shield', .* waits for task 'inner'",
+            r"'wait', .* waits for task 'inner'",
+            r"'sleep'.* waits for asyncio.sleep \(6?\d\d\S* s left\)",
+        ):
+            assert found(text, pattern), "\n".join((pattern, *text))
+
+
+async def gathered(task: asyncio.Task[Any]) -> None:
+    """Wait under `gather`."""
+    await asyncio.gather(task, asyncio.sleep(0))
+
+
+async def shielded(task: asyncio.Task[Any]) -> None:
+    """Wait under `shield`."""
+    await asyncio.shield(task)
+
+
+async def waits(task: asyncio.Task[Any]) -> None:
+    """Wait under `wait`."""
+    await asyncio.wait([task])
+
+
+async def test_threads() -> None:
+    """A call in an executor's thread, one that waits for a free thread, and what threads wait for."""
+    async with starting() as start:
+        lock, held, end = threading.RLock(), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with lock:
+                held.set()
+                end.wait()
+
+        def want() -> None:
+            with lock:
+                pass
+
+        owner = threading.Thread(target=hold, name="owner")
+        owner.start()
+        with concurrent.futures.ThreadPoolExecutor(1, "pool") as pool:
+            await until_true(held.is_set)
+            loop = asyncio.get_running_loop()
+
+            async def call(function: Callable[[], object]) -> None:
+                await loop.run_in_executor(pool, function)
+
+            start(call(want), "first")
+            start(call(held.wait), "second")
+            try:
+                await ticks()
+                while not found(
+                    text := await lines(), r"<- lock `lock` \(held\) <- thread 'owner', .*hold at @ <- threading.Event `end`"
+                ):
+                    pass
+                assert found(text, r"task 'first', .* waits for thread 'pool_0', .*want at @")
+                assert found(text, r"task 'second', .* waits for a free thread of the executor \(1 are busy\) <- thread 'pool_0'")
+            finally:
+                end.set()
+                owner.join()
+            await ticks()
+
+
+async def test_no_code_of_users_is_called() -> None:
+    """Objects whose attributes run code are not asked for them."""
+    async with starting() as start:
+        asked: list[str] = []
+
+        class Curious:
+            def __getattr__(self, name: str) -> Any:
+                asked.append(name)
+                raise RuntimeError(name)
+
+            def __eq__(self, other: object) -> bool:
+                asked.append("==")
+                raise RuntimeError
+
+            __hash__ = object.__hash__
+
+        async def wait(one: object, queue: asyncio.Queue[int]) -> None:
+            await queue.get()
+
+        start(wait(Curious(), asyncio.Queue()), "waits")
+        assert found(await lines(), r"task 'waits', .* waits for queue `queue` \(empty, no task that could fill it was found\)")
+        assert asked == []
+
+
+async def test_a_hook_that_takes_too_long_says_what_it_waited_for() -> None:
+    """The note of the error has the chain."""
+    async with starting() as start:
+        holder = Holder()
+        start(holder.hold("with"), "holder")
+
+        class Upload(ah.SessionRunHook):
+            async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+                await holder.want()
+
+        async def step() -> None:
+            pass
+
+        with pytest.raises(HookTimeoutError) as raised:
+            async with ah.AsyncMonitoredSession(step, [ah.configure(Upload(), timeout=0.01)]) as session:
+                await session.run(())
+        assert any("waits for lock `self.lock` (held) <- task 'holder'" in note for note in raised.value.__notes__)
+
+
+async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
+    """The note of the error of a wait for a step has the chain of the session that publishes it."""
+
+    async def step() -> None:
+        pass
+
+    store = ah.MemoryStepStore(run="digits")
+    async with ah.AsyncMonitoredSession(step, global_step=store, name="trainer"):
+        late = asyncio.create_task(store.wait_for(5, timeout=0.0001))
+        with pytest.raises(ah.StepTimeoutError) as raised:
+            await asyncio.shield(late)
+        (note,) = raised.value.__notes__
+        assert re.match(r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'Task-\d+'", note)
+        task = asyncio.current_task()
+        assert task is not None
+        assert why(task) == ""

@@ -1,0 +1,57 @@
+"""The wait-for graph as data: its text, its deadlocks, its JSON, and graphs of several processes."""
+
+from __future__ import annotations
+
+import json
+
+from aiohooks.session import WaitEdge, WaitGraph, WaitNode
+
+
+def graph(*edges: str, unsure: tuple[str, ...] = (), process: int = 1) -> WaitGraph:
+    """Return the graph with edges like `a-b`."""
+    names = dict.fromkeys(name for edge in (*edges, *unsure) for name in edge.split("-"))
+    nodes = tuple(WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1", process=process) for name in names)
+    made = [WaitEdge(*edge.split("-"), "all" if edge in edges else "perhaps") for edge in (*edges, *unsure)]
+    return WaitGraph(nodes, tuple(made))
+
+
+def names(chain: tuple[WaitNode, ...]) -> str:
+    """Return a chain as text."""
+    return "".join(node.name for node in chain)
+
+
+def test_a_chain_for_each_path_that_ends() -> None:
+    """Chains begin where nothing waits; what several wait for is followed once."""
+    assert [*map(names, graph("a-b", "b-c", "b-d", "e-b").chains())] == ["abc", "abd", "eb"]
+
+
+def test_deadlocks_are_cycles_of_what_is_needed() -> None:
+    """Each cycle is found once, also behind others; one with an edge that is not needed is none."""
+    found = graph("a-b", "b-c", "c-b", "d-d", "c-e", "e-f", "f-e", "g-h", unsure=("h-g",)).deadlocks
+    assert sorted("".join(sorted(names(cycle))) for cycle in found) == ["bc", "d", "ef"]
+
+
+def test_text() -> None:
+    """The deadlocks come first, and chains end where they reach one."""
+    node = WaitNode("a", "hook", "A.after_run", "stuck", "A.after_run", "/x/y.py:3", 2.5)
+    assert str(node) == "A.after_run (stuck), /x/y.py:3, 2.5 s"
+    lines = graph("a-b", "b-c", "c-b").lines()
+    assert lines == ["deadlock: b, f at /x/b.py:1 <- c, f at /x/c.py:1 <- b", "a, f at /x/a.py:1 waits for b, in the deadlock"]
+    assert str(WaitGraph((), ())) == "nothing waits"
+    assert len(graph(*(f"a{number}-b{number}" for number in range(99))).lines()) == 31
+
+
+def test_json() -> None:
+    """A graph survives it; the deadlocks and the text are in it."""
+    one = graph("a-b", "b-a")
+    given = json.loads(one.to_json())
+    assert WaitGraph.from_json(one.to_json()) == one
+    assert ([*map(sorted, given["deadlocks"])], given["lines"]) == ([["a", "b"]], one.lines())
+
+
+def test_graphs_of_several_processes() -> None:
+    """What one process has seen of another one from outside is replaced by what that says itself."""
+    outside = WaitGraph((WaitNode("s", "step", "step 4"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", "all"),))
+    inside = WaitGraph((WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")), (WaitEdge("p", "h", "all"),))
+    for both in ([outside, inside], [inside, outside]):
+        assert WaitGraph.join(both).lines() == ["step 4 waits for session 'w' <- H.f"]
