@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator
 import aiohooks as ah
 
 STEPS = 9
-SHOWN = 5
+SHOWN = 3
 
 
 class Upload(ah.SessionRunHook):

@@ -146,7 +146,7 @@ _COLORS = {
     "wait": "#94a3b8",
     "recovery": "#dc2626",
 }
-_LANE_INCHES, _LANES_WIDTH = 0.36, 12.0
+_LANE_INCHES = 0.36
 _MAX_LABELS = 400
 _CHAR_INCHES = 0.066
 
@@ -168,7 +168,8 @@ def lanes_figure(lanes: Lanes) -> Figure:
     count = len(lanes.lanes)
     factor, unit = time_unit(lanes.end)
     end = lanes.end * factor or 1.0
-    figure = Figure(figsize=(_LANES_WIDTH, 1.25 + _LANE_INCHES * count), dpi=110, layout="constrained")
+    width = 12.0 if sum(len(lane.bars) for lane in lanes.lanes) > 60 else 8.0  # a page shows few bars with legible text
+    figure = Figure(figsize=(width, 1.25 + _LANE_INCHES * count), dpi=110, layout="constrained")
     panel: Axes = figure.add_subplot()
     panel.set_xlim(0, end)
     panel.set_ylim(count - 0.5, -0.5)
@@ -206,7 +207,7 @@ def _fill_lane(panel: Axes, row: int, lane: Lane, end: float, factor: float) -> 
     panel.broken_barh(held, span, facecolors=color, linewidth=0, zorder=2.5)
     failed = [(began, length) for bar, began, length in bars if bar.error is not None]
     panel.broken_barh(failed, span, facecolors="none", edgecolors=_BAD, hatch="////", linewidth=1.4, zorder=3)
-    inches = (_LANES_WIDTH - 2.2) / (end * factor or 1.0)
+    inches = (panel.figure.bbox.width / panel.figure.dpi - 2.2) / (end * factor or 1.0)
     for bar, began, length in bars if few else ():
         text = bar.name + ("…" if bar.secs is None else "")
         if text != lane.name and len(text) * _CHAR_INCHES < length * inches:

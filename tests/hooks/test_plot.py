@@ -78,7 +78,7 @@ def test_each_lane_has_a_row() -> None:
     assert {(round(y, 6), round(height, 6)) for one in rows[3:] for _, y, _, height in one} == {(0.64, 0.72)}
     assert [one.get_hatch() for one in panel.collections[:3]] == [None, None, "////"]
     assert [name for name, spine in panel.spines.items() if spine.get_visible()] == ["bottom"]
-    assert figure.get_size_inches().tolist() == pytest.approx([12.0, 1.25 + 2 * 0.36])
+    assert figure.get_size_inches().tolist() == pytest.approx([8.0, 1.25 + 2 * 0.36])
     assert [one.get_text() for one in panel.texts] == ["step 1", "step 2", "train", "eval…", " early ", " late "]
     assert [one.get_ha() for one in panel.texts[-2:]] == ["left", "right"]
     assert [round(one.get_position()[0], 6) for one in panel.texts[:4]] == [2, 6, 2, 6.5]

@@ -103,7 +103,7 @@ def test_what_an_example_prints(example: str) -> None:
 def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
     """The example prints lanes that overlap, or draws them."""
     heading, _, *lanes = output_of("timeline.py").splitlines()
-    assert "step 5 to step 9" in heading
+    assert "step 7 to step 9" in heading
     names = ("steps", "feeds taken ahead", "train_step", "Upload", "Audit", "Metrics in the background", "checkpoint writes")
     assert all(any(lane.startswith(name) for lane in lanes) for name in names), lanes
     shares = [int(lane.split()[-2]) for lane in lanes]
