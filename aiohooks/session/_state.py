@@ -42,7 +42,6 @@ from aiohooks.session.producers import EndOfProducers, Producers, is_end_of_prod
 from aiohooks.session.status import SessionStatus, background_activities
 
 if TYPE_CHECKING:
-    from aiohooks.dispatch.effects import Recording
     from aiohooks.graph.graph import Graph
     from aiohooks.graph.session import Session
     from aiohooks.stores.base import StepStore
@@ -75,8 +74,6 @@ class SessionState:
         self.observers: list[Observer] = []
         """Notified of what happens outside of the runs."""
         self.get_status: Callable[[], SessionStatus] | None = None
-        self.recording: Recording | None = None
-        """Where the runs record effects; None where none are delivered."""
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
         self.loop: asyncio.AbstractEventLoop | None = None
