@@ -69,12 +69,14 @@ def result_now(coro: Any) -> Any:
 class RunWaits:
     """What a run awaits, one wait after the other, and the error with which it is ended from outside."""
 
-    __slots__ = ("began", "cause", "current", "now", "outermost", "own_contexts", "scope", "suspended_at")
+    __slots__ = ("began", "cause", "current", "now", "outermost", "own_contexts", "recording", "scope", "suspended_at")
 
     def __init__(self, scope: RunScope | None = None, now: Callable[[], float] | None = None) -> None:
         """Make one for the run `scope`; with `now` it notes the times for a status."""
         self.scope: RunScope | None = scope
         """The run."""
+        self.recording: Any = None
+        """Where the runs record effects (`dispatch.effects.Recording`); None where none are delivered."""
         self.now: Callable[[], float] | None = now
         self.cause: BaseException | None = None
         """What the run is to end with."""

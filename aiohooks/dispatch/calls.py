@@ -324,8 +324,11 @@ async def call_groups(  # what a session gives besides a group is given by name:
         BaseException: the failure of a hook; several as one group; or the cancel of the caller.
     """
     answers: list[Any] = []
-    scope = current_scope.get() if waits is None else waits.scope
-    recording = None if scope is None else scope.recording
+    if waits is None:
+        scope = current_scope.get()
+        recording = None if scope is None else scope.recording
+    else:
+        scope, recording = waits.scope, waits.recording
     for group in groups:
         notified = observers or (() if scope is None else scope.observers)  # a hook of the group before may have added some
         calls = group.observed_calls(notified) if notified else group.calls

@@ -103,7 +103,10 @@ def record(kind: str, payload: Any, context: object = None) -> str:
             "EffectsHook({kind: handler}), and record it in before_run or after_run, not in the background"
         )
     elif scope is not None and scope.session is not None:
-        advice = "in a session that delivers none; add EffectsHook({kind: handler}) to its hooks"
+        advice = (
+            "in a session that delivers none, or in what is no part of a run, such as an evaluation; add "
+            "EffectsHook({kind: handler}) to its hooks, and record it in a step, in before_run or in after_run"
+        )
     raise EffectError(f"effect({kind!r}) was called {advice}")
 
 

@@ -209,7 +209,7 @@ class Session:
         scope = current_scope.get() if waits is None else waits.scope
         if scope is not None and scope.observers:
             operations = [_observed(one, scope.observers) for one in operations]
-        recording: Any = None if scope is None else scope.recording
+        recording: Any = waits.recording if waits is not None else None if scope is None else scope.recording
         mark = None
         if recording is not None:
             recording.turn = (_called_in_turn, operations, values)

@@ -155,7 +155,7 @@ class EffectsHook(SessionRunHook):
             InvalidHookError: the session has another `EffectsHook`.
         """
         state = owner_of(coord).state
-        if state.recording not in (None, self.recording):
+        if state.waits.recording not in (None, self.recording):
             raise InvalidHookError("the session has two EffectsHooks; give one of them the handlers of all kinds")
         hooks: Mapping[str, Any] = getattr(session, "stateful_hooks", dict)()
         savers = [one for one in hooks.values() if isinstance(one, _SavesEffects)]
@@ -170,7 +170,7 @@ class EffectsHook(SessionRunHook):
             self.load_state_dict({"pending": ()})  # the checkpoint is from before this hook
         self._loaded = False
         self._coord, self._grace_secs = coord, state.grace_secs
-        state.recording = self.recording
+        state.waits.recording = self.recording
         self._context = copy_context()
         self._context.run(leave_run)
         for kind in self._kinds.values():
@@ -234,7 +234,7 @@ class EffectsHook(SessionRunHook):
     @property
     def wants_save(self) -> bool:
         """Whether too many effects wait for a checkpoint."""
-        return self.unsaved >= self._max_pending
+        return bool(self.unsaved >= self._max_pending)
 
     def mark(self) -> int:
         """Return what `release` wants when the state that is taken now is durable."""

@@ -45,7 +45,6 @@ from aiohooks.errors import (
 from aiohooks.session.status import SessionStatus, background_activities
 
 if TYPE_CHECKING:
-    from aiohooks.dispatch.effects import Recording
     from aiohooks.graph.graph import Graph
     from aiohooks.graph.session import Session
     from aiohooks.stores.base import StepStore
@@ -86,8 +85,6 @@ class SessionState:
         self.observers: list[Observer] = []
         """Notified of what happens outside of the runs."""
         self.get_status: Callable[[], SessionStatus] | None = None
-        self.recording: Recording | None = None
-        """Where the runs record effects; None where none are delivered."""
         self.publisher: Publisher | None = None
         """The session's registration as a publisher of steps."""
         self.loop: asyncio.AbstractEventLoop | None = None

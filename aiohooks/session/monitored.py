@@ -203,7 +203,7 @@ class AsyncMonitoredSession(Requests):
         if session is None:
             session = await supervisor.new_session(waits)
         step = session.global_step.latest.step + 1
-        recording = state.recording
+        recording = waits.recording
         if hooks.in_runs or recording is not None:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
             if recording is not None:
@@ -540,7 +540,7 @@ def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, ho
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
         hooks=tuple(hooks.background.status(hooks.registered)),
-        effects=() if state.recording is None else state.recording.status(),
+        effects=() if state.waits.recording is None else state.waits.recording.status(),
     )
 
 

@@ -419,7 +419,7 @@ async def test_where_no_effect_can_be_recorded() -> None:
     late = ah.configure(Calling(lambda context: context.effect("publish")), order=100)
     with pytest.raises(EffectError, match="outside of a run; record it in a step"):
         ah.effect("publish")
-    with pytest.raises(EffectError, match=r"add EffectsHook\(\{kind: handler\}\) to its hooks"):
+    with pytest.raises(EffectError, match=r"add EffectsHook\(\{kind: handler\}\) to its hooks, and record it in a step"):
         await train(step, [], 1)
     with pytest.raises(EffectError, match=r"in after_run of Calling, whose order is 100, .* an order below 100"):
         await train(double, [hook, late], 1)
