@@ -79,6 +79,7 @@ SIGNATURES: dict[str, str | None] = {
     "AsyncMonitoredSession.graph": "property",
     "AsyncMonitoredSession.global_step": "property",
     "AsyncMonitoredSession.status": "(self)",
+    "AsyncMonitoredSession.why": "(self)",
     "AsyncMonitoredSession.aclose": "async (self)",
     "AsyncSingularMonitoredSession": "(source, hooks=(), **options)",  # those of AsyncMonitoredSession, but `recovery`
     "AsyncSingularMonitoredSession.raw_session": "(self)",
@@ -222,7 +223,7 @@ SIGNATURES: dict[str, str | None] = {
         "after_commit='repeat', restore='checkpoint', on_lost_feeds='log')"
     ),
     "checkpoint.Restored": None,
-    "run": "(main, *args)",
+    "run": "(main, *args, why=False)",
     "checkpoint.Mirror": ("(url, storage_options=None, max_pending=1, read_back=True, timeout_secs=60.0, backoff=<Backoff>)"),
     "checkpoint.MirrorStatus": None,
     "Saver": "(checkpoint_dir, *, keep=<KeepNewest>, min_free_bytes=0, read_only=False, mirror=None)",
@@ -275,6 +276,9 @@ SIGNATURES: dict[str, str | None] = {
     "session.StepContext.request_stop": "(self, reason=None)",
     "StepCounterHook": "(every=<Every>, *, on_rate=None)",
     "session.Steps": None,
+    "session.WaitGraph": None,
+    "session.WaitEdge": None,
+    "session.WaitNode": None,
     "stores.Term": None,
     "open_step_store": "(url=None, *, run=None, **options)",
     "StepStore": None,

@@ -170,6 +170,8 @@ async def sessions(source: ah.Graph | ah.SessionCreator | Callable[[int], Any]) 
         assert_type(session.coord, ah.Coordinator)
         assert_type(session.global_step, ah.StepStore)
         assert_type(session.status(), ah.session.SessionStatus)
+        assert_type(session.why(), ah.session.WaitGraph)
+        assert_type(session.why().deadlocks, tuple[tuple[ah.session.WaitNode, ...], ...])
         assert_type(await session.until(train_step(1)), Mapping[str, float])
         assert_type(await session.run_step_fn(step_fn), int)
         async for values in session.steps(["loss"], feeds=range(3)):
