@@ -14,7 +14,7 @@ _MOST_LINES = 30
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitNode:
-    """What waits, or is waited for.
+    """Something that waits or is waited for.
 
     Attributes:
         id: the same in all processes of a run, of what several of them know.

@@ -5,7 +5,7 @@ Effect        what is delivered
 Recording     the effects of one attempt of a run, or of one call of a group
 Outbox        what takes the effects of a session's runs
 
-A recording knows who records: a hook or an operation, by which its effects are numbered, so that the order of those that overlap
+A recording knows who records: a hook or an operation, by which its effects are numbered, so that the order of concurrent ones
 changes no number.
 """
 

@@ -65,7 +65,7 @@ OF_THE_FIELD: dict[str, str] = {
     r"(?<!memory )(?<!arrays )overlap\w*": "run concurrently, concurrent",
     r"composites?": "composed object",
     r"lifecycles?(?! of a session|: )": "hook interface",
-    r"what waits": "what is concurrent, what is pending",
+    r"what waits(?! for)": "what is concurrent, what is pending",
     r"tried so": "simulated",
     r"entered once": "single-use",
     r"own machine": "local machine",

@@ -88,6 +88,7 @@ LAYERS = (
     ("checkpoint, version_gate", "what is saved, and how; bounded staleness"),
     ("dispatch, stores", "several hooks called as one; the global step"),
     ("_aio", "what asyncio lacks: clock, tasks of calls, shield"),
+    ("_why", "why something waits: what waits for what"),
     ("_validate, _diagnostics, _lazy", "checks of arguments; where tasks wait"),
     ("errors", "the error tree, and what a clean end is"),
 )
