@@ -117,7 +117,7 @@ class Recording:
     the first effect of an attempt is recorded.
     """
 
-    __slots__ = ("_outbox", "_prefix", "closed", "committed", "context", "counts", "effects", "kinds", "recorded", "step", "turn")
+    __slots__ = ("_prefix", "closed", "committed", "context", "counts", "effects", "kinds", "outbox", "recorded", "step", "turn")
 
     def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, prefix: str = "") -> None:
         """Begin without effects.
@@ -128,7 +128,7 @@ class Recording:
             prefix: the beginning of each key; that of an outbox is set by its `begin_attempt`.
         """
         self.kinds: Collection[str] | None = kinds
-        self._outbox = outbox
+        self.outbox: Outbox | None = outbox
         self.context: object = None
         """The current attempt, or the latest."""
         self.step: int = 0
@@ -171,8 +171,8 @@ class Recording:
                 f"effect({kind!r}) was called in after_run of {recorder}, whose order is {order}, when its step may have been "
                 f"saved; give the hook an order below {LATE}, that of CheckpointSaverHook"
             )
-        if self.recorded is not self.context and self._outbox is not None:
-            self._outbox.begin_attempt()
+        if self.recorded is not self.context and self.outbox is not None:
+            self.outbox.begin_attempt()
         number = self.counts[recorder] = self.counts.get(recorder, 0) + 1
         run = f"{self._prefix}/{self.step}" if self.step else self._prefix
         made = Effect(kind, copied, f"{run}/{recorder.replace('/', '|')}/{number}", self.step)
@@ -202,18 +202,8 @@ class Recording:
         """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
         self.closed = self.context
         effects, self.effects = self.effects, []
-        if self._outbox is None:
-            return False
-        return self._outbox.take(effects if self.recorded is self.committed else [], self.counts)
-
-    async def wait_for_room(self) -> None:
-        """Wait while the outbox has too many effects; a stop ends the wait."""
-        if self._outbox is not None:
-            await self._outbox.wait_for_room()
-
-    def status(self) -> tuple[EffectStatus, ...]:
-        """Return the counts of each kind."""
-        return () if self._outbox is None else self._outbox.status()
+        assert self.outbox is not None
+        return self.outbox.take(effects if self.recorded is self.committed else [], self.counts)
 
 
 class Outbox(Protocol):

@@ -358,10 +358,8 @@ class EffectsHook(SessionRunHook):
     async def drain(self, secs: float | None = None) -> bool:
         """Deliver what can be, for at most `drain_secs`; return whether the latest `state_dict` has what is delivered now."""
         self._deliver()
-        if (
-            any(kind.task is not None for kind in self._kinds.values())
-            and (secs := self._drain_secs if secs is None else secs) != 0
-        ):
+        secs = self._drain_secs if secs is None else secs
+        if secs != 0:
             done = self._wait_until(lambda: all(kind.task is None for kind in self._kinds.values()))
             with contextlib.suppress(TimeoutError):
                 await limited(done, secs, "the delivery of effects")

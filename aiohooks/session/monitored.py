@@ -228,7 +228,7 @@ class AsyncMonitoredSession(Requests):
             try:
                 await call_groups(hooks.after_run, (context,), seconds=iter(answers), step=context.global_step, waits=waits)
                 if recording is not None and recording.recorded is context and recording.end():
-                    await Wait[None]("room for effects", waits=waits).result_of(recording.wait_for_room())
+                    await Wait[None]("room for effects", waits=waits).result_of(recording.outbox.wait_for_room())
             except BaseException:
                 supervisor.note_commit(session, result)
                 raise
@@ -540,7 +540,7 @@ def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, ho
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
         hooks=tuple(hooks.background.status(hooks.registered)),
-        effects=() if state.waits.recording is None else state.waits.recording.status(),
+        effects=() if state.waits.recording is None else state.waits.recording.outbox.status(),
     )
 
 

@@ -121,6 +121,17 @@ async def test_effects_is_a_plain_function() -> None:
         ah.HookGroup(Points, effects=hand_over)
 
 
+async def test_the_kind_is_a_text() -> None:
+    """A group has no handlers, so that it takes any."""
+
+    class Wrong:
+        async def called(self, fails: bool = False) -> None:
+            ah.effect(3)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+    with pytest.raises(InvalidArgumentError, match="kind of an effect is 3; give a str"):
+        await group([], Wrong()).hooks.called()
+
+
 async def test_without_effects_nothing_can_be_recorded_outside_of_a_run() -> None:
     """The error says what to do."""
     with pytest.raises(EffectError, match=r"outside of a run; .* or in a call of a HookGroup with effects="):

@@ -19,6 +19,8 @@ from tests.support.needs import need
 from tests.support.source import ROOT
 from tests.support.store_servers import running
 
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])  # the examples have loops of their own
+
 EXAMPLE = "examples/effects.py"
 STEPS = 14
 

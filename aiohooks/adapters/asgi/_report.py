@@ -121,6 +121,7 @@ class SessionReporter:
             "values": {} if self._history is None else _thinned_values(self._history),
             "hooks": [],
             "hook_calls": [hook._asdict() for hook in status.hooks[:_MAX_ROWS]],
+            "effects": [kind._asdict() for kind in status.effects[:_MAX_ROWS]],
             "loop": None,
             "timeline": None if self._timeline is None else _last_steps(self._timeline),
         }
