@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -11,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 from aiohooks._aio.cancel import running_loop
 from aiohooks._validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
+from aiohooks.session._state import WHY_VARIABLE
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -61,17 +64,23 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     if running_loop() is not None:
         raise WrongLoopError("run was called while an event loop is running, as in a notebook; write `await main()` there")
     check_instance(why, bool, "why")
-    if why:
-        from aiohooks.session.why import enable_why  # seldom needed
+    about: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    if why or WHY_VARIABLE in os.environ:
+        from aiohooks.session.why import asked_about, enable_if_asked, enable_why  # seldom needed
 
-        enable_why()
+        about = asked_about
+        if why:
+            enable_why()
+        else:
+            enable_if_asked()
     loop: asyncio.AbstractEventLoop | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
-            result = runner.run(main(*args))
+            with about(loop):
+                result = runner.run(main(*args))
     except (KeyboardInterrupt, RuntimeError, StopRequestedError) as error:
         if loop is None or (number := stopped_by(loop)) is None:
             raise

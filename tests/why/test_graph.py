@@ -11,7 +11,8 @@ def graph(*edges: str, unsure: tuple[str, ...] = (), process: int = 1) -> WaitGr
     """Return the graph with edges like `a-b`."""
     names = dict.fromkeys(name for edge in (*edges, *unsure) for name in edge.split("-"))
     nodes = tuple(WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1", process=process) for name in names)
-    made = [WaitEdge(*edge.split("-"), "all" if edge in edges else "perhaps") for edge in (*edges, *unsure)]
+    pairs = ((edge, *edge.split("-")) for edge in (*edges, *unsure))
+    made = [WaitEdge(waiter, awaited, "all" if edge in edges else "perhaps") for edge, waiter, awaited in pairs]
     return WaitGraph(nodes, tuple(made))
 
 
