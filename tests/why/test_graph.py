@@ -52,7 +52,9 @@ def test_json() -> None:
 
 def test_graphs_of_several_processes() -> None:
     """What one process has seen of another one from outside is replaced by what that says itself."""
-    outside = WaitGraph((WaitNode("s", "step", "step 4"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", "all"),))
+    outside = WaitGraph(
+        (WaitNode("s", "session", "session 'c'"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", "all"),)
+    )
     inside = WaitGraph((WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")), (WaitEdge("p", "h", "all"),))
     for both in ([outside, inside], [inside, outside]):
-        assert WaitGraph.join(both).lines() == ["step 4 waits for session 'w' <- H.f"]
+        assert WaitGraph.join(both).lines() == ["session 'c' waits for session 'w' <- H.f"]
