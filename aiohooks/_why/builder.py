@@ -23,7 +23,6 @@ from asyncio import locks, taskgroups
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import thread as _executor
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -275,8 +274,6 @@ class _Builder:
         node, is_new = self._add(f"{self._process}/thread {ident}", "thread", name)
         if is_new:
             frames = frames_of(self._stacks.get(ident))
-            detail = "" if thread is None or thread.native_id is None else _kernel_state(thread.native_id)
-            self._change(node, detail=detail)
             self._ahead.append(lambda: self._expand_running(node, frames))
         return node
 
@@ -406,11 +403,3 @@ def _closure(callback: object) -> list[Any]:
 
 def _address(peer: Any) -> str:
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "a connection")
-
-
-def _kernel_state(thread: int) -> str:
-    """Return what the kernel says of a thread of this process that it does not let run, such as for a disk."""
-    with contextlib.suppress(OSError, IndexError):
-        if Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] == "D":
-            return "in the kernel, which waits for a disk or a file system"
-    return ""

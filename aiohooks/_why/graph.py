@@ -99,8 +99,7 @@ class WaitGraph:
         awaited = {edge.awaited for edge in self.edges if edge.needs != "perhaps"}
         seen: set[str] = set()
         chains: list[tuple[WaitNode, ...]] = []
-        kinds = {"session": 0, "hook": 1, "task": 2}
-        for root in sorted(nodes, key=lambda one: (one in awaited, kinds.get(nodes[one].kind, 3))):
+        for root in sorted(nodes, key=lambda one: (nodes[one].kind != "session", one in awaited)):
             ahead: list[list[str]] = [] if root in seen else [[root]]
             while ahead:
                 path = ahead.pop()

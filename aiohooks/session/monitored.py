@@ -382,7 +382,7 @@ class AsyncMonitoredSession(Requests):
             if state.name is None and not store.inline:
                 name += f" of process {os.getpid()} on {socket.gethostname()}"  # there is a Task-1 in each
             state.publisher = store.publisher(name)
-            state.publisher.awaited = state.awaited
+            state.publisher.session = state.awaited
 
     def __enter__(self) -> NoReturn:
         raise TypeError("a session is entered and left by waiting: write `async with`, not `with`")

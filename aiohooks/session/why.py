@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import types
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,62 +45,70 @@ _SIGNALS = "SIGUSR1", "SIGQUIT"
 
 def why_session(state: SessionState) -> WaitGraph:
     """Return the wait-for graph of the loop of a session; from another thread, as it is at that moment."""
+    loops = {} if state.loop is None else {state.loop: state.thread}
     own = threading.get_ident() == state.thread
-    return _graph([state.loop] if state.loop is not None else [], {} if own else _innermost_frames())
+    return _graph(loops, {} if own else sys._current_frames())  # pyright: ignore[reportPrivateUsage]
 
 
 def process_graph() -> WaitGraph:
-    """Return the wait-for graph of all loops with open sessions, made in another thread: in the loop if that answers."""
-    loops = _open_loops()
-    answers: list[concurrent.futures.Future[WaitGraph]] = []
+    """Return the wait-for graph of all known loops; asked in another thread, made by the loop if one answers."""
+    loops = _known_loops()
+    answers: dict[asyncio.AbstractEventLoop, concurrent.futures.Future[WaitGraph]] = {}
+
+    def answer(loop: asyncio.AbstractEventLoop) -> None:
+        if answers[loop].set_running_or_notify_cancel():
+            try:
+                answers[loop].set_result(_graph(loops if len(loops) == 1 else {}, {}))
+            except Exception as error:
+                answers[loop].set_exception(error)
+
     for loop in loops:
-        answer: concurrent.futures.Future[WaitGraph] = concurrent.futures.Future()
-
-        def make(answer: concurrent.futures.Future[WaitGraph] = answer) -> None:
-            if answer.set_running_or_notify_cancel():
-                try:
-                    answer.set_result(_graph(loops if len(loops) == 1 else [], {}))
-                except Exception as error:
-                    answer.set_exception(error)
-
+        answers[loop] = concurrent.futures.Future()
         with contextlib.suppress(RuntimeError):  # it was closed meanwhile
-            loop.call_soon_threadsafe(make)
-            answers.append(answer)
-    concurrent.futures.wait(answers, _ANSWER_SECS)
-    blocked = [loop for loop, answer in zip(loops, answers, strict=False) if answer.cancel() or not answer.done()]
-    if len(loops) == 1 and not blocked and answers:
-        return answers[0].result()
-    frames = _innermost_frames()
-    return _graph(
-        loops, {thread: frame for thread, frame in frames.items() if any(_thread_of(loop) == thread for loop in blocked)}
-    )
+            loop.call_soon_threadsafe(answer, loop)
+    concurrent.futures.wait(answers.values(), _ANSWER_SECS)
+    blocked = {loop: thread for loop, thread in loops.items() if not answers[loop].done()}
+    for one in answers.values():
+        one.cancel()
+    if len(loops) == 1 and not blocked:
+        return next(iter(answers.values())).result()
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    return _graph(loops, {thread: frames[thread] for thread in blocked.values() if thread in frames})
 
 
-def _graph(loops: list[asyncio.AbstractEventLoop], running: dict[int, types.FrameType]) -> WaitGraph:
-    """Return the graph of these loops, given what the threads run whose loops cannot answer."""
+def _graph(loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]) -> WaitGraph:
+    """Return the graph of these loops, each with its thread, given what the threads run whose loops cannot answer."""
     from aiohooks._why.builder import wait_graph  # only when it is asked for
 
+    blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
+    in_callback = {loops[loop] for loop in blocked if asyncio.current_task(loop) is None and not _is_idle(blocked[loop])}
     sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
-    blocked = {loop: frame for loop in loops if (frame := running.get(_thread_of(loop))) is not None}
-    idle = [loop for loop in blocked if asyncio.current_task(loop) is None and not _is_waiting(blocked[loop])]
-    threads = [thread for thread in threading.enumerate() if any(thread.ident == _thread_of(loop) for loop in idle)]
+    threads = [thread for thread in threading.enumerate() if thread.ident in in_callback]
     return wait_graph(loops, also=[*sessions, *threads], blocked=blocked)
 
 
-def _is_waiting(frame: types.FrameType) -> bool:
+def _is_idle(frame: types.FrameType) -> bool:
+    """Return whether the innermost frame of a loop's thread is the loop's own: uvloop has no others."""
     return frame.f_code.co_name in ("select", "run_forever", "run_until_complete", "run")
 
 
-def _innermost_frames() -> dict[int, types.FrameType]:
-    return sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
+    """Return the loops that `run` runs, and those of open sessions, each with its thread."""
+    sessions = {state.loop: state.thread for state in list(OPEN_SESSIONS) if state.loop is not None}
+    return {loop: thread for loop, thread in {**_loops, **sessions}.items() if not loop.is_closed()}
 
 
-def _open_loops() -> list[asyncio.AbstractEventLoop]:
-    return [*{state.loop: None for state in list(OPEN_SESSIONS) if state.loop is not None and not state.loop.is_closed()}]
+_loops: dict[asyncio.AbstractEventLoop, int] = {}
 
 
-def _thread_of(loop: asyncio.AbstractEventLoop) -> int:
-    return next((state.thread for state in list(OPEN_SESSIONS) if state.loop is loop), 0)
+@contextlib.contextmanager
+def asked_about(loop: asyncio.AbstractEventLoop) -> Generator[None]:
+    """Have the answers show a loop of this thread, also without a session."""
+    _loops[loop] = threading.get_ident()
+    try:
+        yield
+    finally:
+        del _loops[loop]
 
 
 # -- being asked
@@ -146,7 +155,7 @@ def _print_why(number: int, frame: types.FrameType | None) -> None:
     """Called between two instructions of the main thread, whatever that does: no lock is taken, and nothing is raised."""
     try:
         running = {threading.get_ident(): frame} if frame is not None else {}
-        text = str(_graph(_open_loops(), running))
+        text = str(_graph(_known_loops(), running))
     except Exception as error:
         text = f"that could not be found out: {error!r}"
     with contextlib.suppress(OSError):
@@ -188,7 +197,7 @@ class _Server:
 
     def _register(self) -> None:
         aside = self._paths[1].with_suffix(".new")
-        aside.write_text(json.dumps({"runs": [*self._runs], "arguments": sys.argv}))
+        aside.write_text(json.dumps({"runs": [*self._runs]}))
         aside.replace(self._paths[1])
 
     def _serve(self) -> None:

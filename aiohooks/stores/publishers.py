@@ -35,7 +35,7 @@ class Publisher:
     Created by `StepStore.publisher`.
     """
 
-    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "awaited", "closed", "name", "trace")
+    __slots__ = ("_leave", "_on_changed", "_on_held_up", "_waits", "closed", "name", "session", "trace")
 
     def __init__(
         self,
@@ -51,12 +51,16 @@ class Publisher:
         """Whether it has left."""
         self.trace: str = ""
         """The span of its last run, as a W3C `traceparent`; empty if it has none."""
-        self.awaited: Callable[[], Awaited] = lambda: Awaited("publisher", f"publisher {name!r}", key=self)
-        """Returns what it is, for reports: its session sets this."""
+        self.session: Callable[[], Awaited] | None = None
+        """Returns the session that it stands for, for reports."""
         self._waits = waits
         self._leave = leave
         self._on_held_up = on_held_up
         self._on_changed = on_changed
+
+    def awaited(self) -> Awaited:
+        """Return its session, or itself, as what is waited for, for reports."""
+        return Awaited("publisher", f"publisher {self.name!r}", key=self) if self.session is None else self.session()
 
     def set_trace(self, trace: str) -> None:
         """Note the span of a run, for the telemetry of others.

@@ -17,7 +17,15 @@ from tests.benchmarks.rows_dispatch import (
     suspending_group,
 )
 from tests.benchmarks.rows_engines import against_ignite, against_tensorflow, tensorflow_hooks
-from tests.benchmarks.rows_hooks import hooked_run, marginal_cost, no_effects, silent_hooks, suspending_hooks, waiting_hooks
+from tests.benchmarks.rows_hooks import (
+    asked_why,
+    hooked_run,
+    marginal_cost,
+    no_effects,
+    silent_hooks,
+    suspending_hooks,
+    waiting_hooks,
+)
 from tests.benchmarks.rows_import import imports
 from tests.benchmarks.rows_processes import callers, crowd, local_and_redis, poll, wake
 from tests.benchmarks.rows_stores import advance_past_waiters, wake_waiters
@@ -40,6 +48,7 @@ SESSION: Mapping[str, Row] = {
     "silent": silent_hooks,
     "marginal": marginal_cost,
     "effects": no_effects,
+    "why": asked_why,
     "suspending": suspending_hooks,
     "waiting": waiting_hooks,
     "opentelemetry": opentelemetry_spans,

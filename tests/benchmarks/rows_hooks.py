@@ -13,6 +13,7 @@ from aiohooks._aio.overlap import RunWaits
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState
+from aiohooks.session.why import disable_why, enable_why
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
 
 HOOKS = 5
@@ -189,6 +190,36 @@ async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
                 "no-op": repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS + 1)])),
             },
             [_figure("5 no-op hooks and an EffectsHook without effects / 6 no-op hooks", 1.05, "effects", "no-op")],
+        )
+
+
+@asynccontextmanager
+async def asked_why(counts: Counts) -> AsyncIterator[Setup]:
+    """A process that can be asked why it waits, and is not."""
+    async with AsyncExitStack() as stack:
+        run = repeated(await opened(stack, [NoOpHook() for _ in range(HOOKS)]))
+
+        async def can_be_asked(times: int) -> float:
+            enable_why()
+            try:
+                return await warm(times)
+            finally:
+                disable_why()
+
+        async def warm(times: int) -> float:
+            await run(times)  # what it took to make the thread and the socket is over then
+            return await run(times)
+
+        yield Setup(
+            {"can be asked": can_be_asked, "cannot": warm},
+            [
+                _figure(
+                    "5 no-op hooks in a process that can be asked why it waits / in one that cannot",
+                    1.01,
+                    "can be asked",
+                    "cannot",
+                )
+            ],
         )
 
 

@@ -73,7 +73,7 @@ def test_runs_and_traces_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (shown.out, error in shown.err) == ("", True)
 
 
-COMMANDS = ("run", "checkpoints", "steps", "watch", "compare", "plot", "completion")
+COMMANDS = ("run", "checkpoints", "steps", "watch", "why", "compare", "plot", "completion")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -24,7 +24,7 @@ from tests.support.waiting import HANG_SECS
 pytestmark = [pytest.mark.slow, pytest.mark.every_python, pytest.mark.skipif(sys.platform != "linux", reason="/proc")]
 
 Ask = Callable[..., str]
-Hang = Callable[..., "contextlib.AbstractContextManager[subprocess.Popen[str]]"]
+Hang = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -64,16 +64,17 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 
 
 SECS = r"[0-9.e+-]+ s"
+# LINE, AWAITS, HOLDS and OUTER are the places of comments; S are seconds.
 HANGS = {
-    "deadlock": rf"^deadlock: Deadlock#\d.before_run at step 1, \S*LINE, {SECS} <- lock `self.second` \(held\) <- Deadlock#\d",
-    "full_queue": rf"Send.after_run at step 3, \S*LINE, {SECS} <- queue `self.queue` \(full, 2 of 2, no task that could take",
-    "thread_lock": rf"InThread.before_run at step 1, \S*AWAITS, {SECS} <- thread .*LINE <- lock `self.lock` \(held\) <- thread 'uploader'.*HOLDS",
-    "slow_disk": rf"CheckpointSaverHook.after_run at step 1.*, {SECS} <- .*save of the checkpoint of step 0 in .*LINE",
-    "version": rf"Gate.before_run at step 2, \S*LINE, {SECS} <- room in the version gate of weights .* <- step 1 of weights \(seen 0, 0 steps/s, no publisher",
-    "recovery": rf"session 'chief' .* in recovery 1 from UnavailableError.* waits for a recovery.*, {SECS} <- the pause of 600 s before recovery 1 .*server is away",
-    "blocked_loop": rf"session 'chief' \(step 1, in run 1 for {SECS}\) .* <- Block.after_run \(runs; the event loop waits for it\), \S*LINE",
-    "task_done": rf"session 'chief' \(step 1, in its block; run 1 began {SECS} ago\).* at \S*LINE <- queue `jobs` \(0 in it, task_done was not called for 1 more\) <- perhaps task 'reader'",
-    "nested": rf"Nest.before_run at step 1, \S*OUTER, {SECS} <- session 'evaluation' .* <- Forget.before_run at step 1, \S*LINE, {SECS} <- event \(not set",
+    "deadlock": r"^deadlock: Deadlock#\d.before_run at step 1, LINE, S <- lock `self.second` \(held\) <- Deadlock#\d.* LINE, S",
+    "full_queue": r"Send.after_run at step 3, LINE, S <- queue `self.queue` \(full, 2 of 2, no task that could take",
+    "thread_lock": r"InThread.* AWAITS, S <- thread .* LINE <- lock `self.lock` \(held\) <- thread 'uploader'.* HOLDS",
+    "slow_disk": r"CheckpointSaverHook.after_run at step 1, S <- .*save of the checkpoint of step 0 in .* LINE",
+    "version": r"Gate.before_run at .*, LINE, S <- room in the version gate of weights .* <- step 1 of weights \(.*no publisher",
+    "recovery": r"in recovery 1 from Unavail.*, recovery at LINE waits for a recovery, S <- the pause of 600 s .*is away",
+    "blocked_loop": r"'chief' \(step 1, in run 1 for S\) .* <- Block.after_run \(runs; the event loop waits for it\), LINE",
+    "task_done": r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- queue `jobs` \(0 in it, .* 1 more\) <- perhaps",
+    "nested": r"Nest.before_run at step 1, OUTER, S <- session 'evaluation' .* <- Forget.before_run at .*, LINE, S <- event \(",
 }
 
 
@@ -82,10 +83,10 @@ def test_a_hang_is_named_with_its_line_and_since_when(name: str, hang: Hang, ask
     """The command names what hangs, where, for how long, and what it waits for, by the id of the process."""
     process = hang(name, tmp_path / "checkpoints")
     lines = {"LINE": name, "AWAITS": "awaits thread_lock", "HOLDS": "holds thread_lock", "OUTER": "outer nested"}
-    pattern = HANGS[name]
+    pattern = re.sub(r"\bS\b", SECS, HANGS[name])
     for word, comment in lines.items():
         if word in pattern:
-            pattern = pattern.replace(word, re.escape(line_of(comment)))
+            pattern = pattern.replace(word, rf"\S*{re.escape(line_of(comment))}")
     ask(f"(?m){pattern}", process.pid)
 
 
@@ -131,6 +132,6 @@ def test_an_engine_that_is_away(hang: Hang, ask: Ask, tmp_path: Path) -> None:
         process.stdin.flush()
         away = rf"RedisStepStore of digits \(its engine has been away for {SECS}\)"
         ask(
-            rf"session 'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits for .*{SECS} <- .*{away}",
+            rf"'chief' \(step 1, in run 2 for {SECS}\).* at \S*{re.escape(line_of('run'))} waits for .*{SECS} <- .*{away}",
             process.pid,
         )

@@ -11,7 +11,8 @@ def graph(*edges: str, unsure: tuple[str, ...] = (), process: int = 1) -> WaitGr
     """Return the graph with edges like `a-b`."""
     names = dict.fromkeys(name for edge in (*edges, *unsure) for name in edge.split("-"))
     nodes = tuple(WaitNode(name, "task", name, function="f", where=f"/x/{name}.py:1", process=process) for name in names)
-    made = [WaitEdge(*edge.split("-"), "all" if edge in edges else "perhaps") for edge in (*edges, *unsure)]
+    pairs = ((edge, *edge.split("-")) for edge in (*edges, *unsure))
+    made = [WaitEdge(waiter, awaited, "all" if edge in edges else "perhaps") for edge, waiter, awaited in pairs]
     return WaitGraph(nodes, tuple(made))
 
 
@@ -51,7 +52,9 @@ def test_json() -> None:
 
 def test_graphs_of_several_processes() -> None:
     """What one process has seen of another one from outside is replaced by what that says itself."""
-    outside = WaitGraph((WaitNode("s", "step", "step 4"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", "all"),))
+    outside = WaitGraph(
+        (WaitNode("s", "session", "session 'c'"), WaitNode("p", "process", "worker 2")), (WaitEdge("s", "p", "all"),)
+    )
     inside = WaitGraph((WaitNode("p", "session", "session 'w'"), WaitNode("h", "hook", "H.f")), (WaitEdge("p", "h", "all"),))
     for both in ([outside, inside], [inside, outside]):
-        assert WaitGraph.join(both).lines() == ["step 4 waits for session 'w' <- H.f"]
+        assert WaitGraph.join(both).lines() == ["session 'c' waits for session 'w' <- H.f"]
