@@ -46,7 +46,7 @@ class WaitNode:
 
 
 class WaitEdge(NamedTuple):
-    """One that waits, and what it waits for: it needs "all" that it has such an edge to, or "any" one, or "perhaps" some."""
+    """The id of a `waiter`, that of what is `awaited`, and whether the waiter `needs` "all" such nodes, "any" of them, or "perhaps" it."""
 
     waiter: str
     awaited: str

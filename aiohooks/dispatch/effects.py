@@ -55,7 +55,7 @@ class Effect:
 
 
 class EffectStatus(NamedTuple):
-    """The effects of one kind: how many are `pending`, of which some are `unsaved`: not yet in a durable checkpoint.
+    """The effects of one `kind`: how many are `pending`, of which some are `unsaved`: not yet in a durable checkpoint.
 
     `delivered` and `failures` count calls of its handler since the session began, and `last_error` is that of the last failure.
     """
