@@ -46,7 +46,7 @@ class WaitNode:
 
 
 class WaitEdge(NamedTuple):
-    """The id of a `waiter`, that of what is `awaited`, and whether the waiter `needs` "all" such nodes, "any" of them, or "perhaps" it."""
+    """The ids of a `waiter` and of what is `awaited`; whether the waiter `needs` "all" such nodes, "any", or "perhaps" this."""
 
     waiter: str
     awaited: str

@@ -12,7 +12,7 @@ group       HookGroup and compose: one object that stands for several hooks; com
 """
 
 from aiohooks.dispatch.calls import HookStatus
-from aiohooks.dispatch.effects import Effect, EffectStatus, effect
+from aiohooks.dispatch.effects import Effect, EffectKey, EffectStatus, effect
 from aiohooks.dispatch.group import ComposedFunctions, HookGroup, compose, compose_functions
 from aiohooks.dispatch.hook import Hook, HookRegistration, configure, in_order
 from aiohooks.dispatch.lifecycle import chain, point, wrap
@@ -20,6 +20,7 @@ from aiohooks.dispatch.lifecycle import chain, point, wrap
 __all__ = [
     "ComposedFunctions",
     "Effect",
+    "EffectKey",
     "EffectStatus",
     "Hook",
     "HookGroup",

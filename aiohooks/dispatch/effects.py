@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
 from uuid import uuid4
 
 from aiohooks._aio.contexts import begin_run, current_run, current_scope
@@ -68,11 +68,24 @@ class EffectStatus(NamedTuple):
     last_error: str | None
 
 
-def effect(kind: str, payload: Any = None) -> str:
+class EffectKey(str):
+    """The `key` of an effect. `await` of it returns it: it may be awaited, and nothing is lost where it is not."""
+
+    __slots__ = ()
+
+    def __new__(cls, key: str) -> Self:
+        return super().__new__(cls, key)
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        return self
+        yield
+
+
+def effect(kind: str, payload: Any = None) -> EffectKey:
     """Record an effect of the current run: in a step, an operation, a hook, or a call of a `HookGroup` with `effects=`.
 
     Nothing is delivered yet: a run that fails before its commit leaves nothing, one that is committed leaves all of it. It never
-    waits, so it can be called in code that does not, and in worker threads.
+    waits, so it can be called in code that does not, and in worker threads; `await effect(...)` is the same.
 
     Args:
         kind: what it is: the handlers of the session's `EffectsHook` are given by this name.
@@ -88,14 +101,14 @@ def effect(kind: str, payload: Any = None) -> str:
     return record(kind, payload)
 
 
-def record(kind: str, payload: Any, context: object = None) -> str:
+def record(kind: str, payload: Any, context: object = None) -> EffectKey:
     """Do what `effect` does; with the `context` of a run, only if that is the current one."""
     scope = current_run()
     while context is not None and scope is not None and getattr(scope.recording, "context", None) is not context:
         scope = scope.outer  # a group that records for itself is called in the run
     recording: Recording | None = None if scope is None or not scope.active else scope.recording
     if recording is not None:
-        return recording.add(kind, payload)
+        return EffectKey(recording.add(kind, payload))
     advice = "outside of a run; record it in a step, in before_run or after_run, or in a call of a HookGroup with effects="
     if context is not None:
         advice = (

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
-from aiohooks.dispatch.effects import record
+from aiohooks.dispatch.effects import EffectKey, record
 from aiohooks.dispatch.hook import Hook
 from aiohooks.graph.graph import T_co
 
@@ -94,7 +94,7 @@ class SessionRunContext:
         metrics: dict[str, Any] = vars(self).setdefault("_metrics", {})
         return metrics
 
-    def effect(self, kind: str, payload: Any = None) -> str:
+    def effect(self, kind: str, payload: Any = None) -> EffectKey:
         """Record an effect of this run; see `aiohooks.effect`.
 
         Raises:

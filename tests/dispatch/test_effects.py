@@ -74,6 +74,20 @@ async def test_a_call_that_fails_hands_nothing_over() -> None:
     assert kinds(given) == [["quick", "waiting"]]
 
 
+async def test_an_await_of_the_key_changes_nothing() -> None:
+    """`await ah.effect(...)` returns the same text."""
+    keys: list[str] = []
+
+    class Awaits:
+        async def called(self, fails: bool = False) -> None:
+            keys.append(await ah.effect("awaited"))
+            keys.append(ah.effect("plain"))
+
+    given: list[tuple[ah.Effect, ...]] = []
+    await group(given, Awaits()).hooks.called()
+    assert keys == [one.key for one in given[0]]
+
+
 async def test_concurrent_calls_have_their_own() -> None:
     """One that fails takes nothing from another."""
     given: list[tuple[ah.Effect, ...]] = []

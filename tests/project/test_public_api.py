@@ -146,6 +146,7 @@ SIGNATURES: dict[str, str | None] = {
     "EarlyStoppingHook.load_state_dict": "(self, state)",
     "Effect": "(kind, payload, key, step)",
     "effect": "(kind, payload=None)",
+    "dispatch.EffectKey": None,
     "dispatch.EffectStatus": None,
     "EffectsHook": (
         "(handlers, *, when='checkpoint', run=None, max_pending=1000, backoff=<Backoff>, max_attempts=None, drain_secs=10.0)"

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, assert_type
 
 import aiohooks as ah
+from aiohooks.dispatch import EffectKey
 
 
 class MyHook(ah.SessionRunHook):
@@ -333,5 +334,5 @@ def check_effects(run_context: ah.SessionRunContext) -> None:
     ah.EffectsHook({"publish": send}, when="commit", max_attempts=3)
     ah.EffectsHook({"publish": print})  # type: ignore[dict-item]
     ah.EffectsHook({"publish": send}, when="later")  # type: ignore[arg-type]
-    assert_type(ah.effect("publish", {"version": 1}), str)
-    assert_type(run_context.effect("publish"), str)
+    assert_type(ah.effect("publish", {"version": 1}), EffectKey)
+    assert_type(run_context.effect("publish"), EffectKey)
