@@ -27,9 +27,9 @@ LAST = ah.Every(at=(1_000,))
 
 
 class Receiver:
-    """Notes what it gets, and fails with `errors` first."""
+    """Notes what it gets; its first calls have these outcomes, of which None is a success."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception | None) -> None:
         self.keys: list[str] = []
         self.calls = 0
         self.errors = [*errors]
@@ -37,8 +37,9 @@ class Receiver:
 
     async def __call__(self, effect: ah.Effect) -> None:
         self.calls += 1
-        if self.errors:
-            raise self.errors.pop(0)
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
         self.keys.append(effect.key)
         self.received.set()
 
@@ -140,6 +141,13 @@ async def test_at_the_end_all_is_delivered_and_the_last_checkpoint_has_none(firs
     await train(chief(tmp_path), hooks if first == "effects" else hooks[::-1], 2)
     assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
     assert (await state_at(tmp_path))["hooks"]["EffectsHook"]["pending"] == []
+
+
+async def test_without_effects_the_end_saves_once(tmp_path: Path) -> None:
+    """The second checkpoint of the end is for what was delivered there."""
+    saver = saving(None, every=LAST)
+    await train(chief(tmp_path, double), [effects(publish=Receiver()), saver], 2)
+    assert saver.saved == 2  # at the begin, and at the end
 
 
 async def test_what_runs_without_a_step_record_is_saved_at_the_end(tmp_path: Path) -> None:
@@ -505,6 +513,9 @@ async def test_invalid_arguments() -> None:
         InvalidHookError, match="the handler of 'publish' is <built-in function print>; give a coroutine function"
     ):
         ah.EffectsHook({"publish": print})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
+    effects(publish=blocked, max_pending=1, max_attempts=1, drain_secs=0)  # the least
+    with pytest.raises(InvalidArgumentError, match="handlers is "):
+        ah.EffectsHook([blocked])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidArgumentError, match="handlers is empty"):
         ah.EffectsHook({})
     with pytest.raises(InvalidArgumentError, match="handlers has the kind 3"):
@@ -530,7 +541,8 @@ async def test_invalid_arguments() -> None:
 
 async def test_a_kind_that_fails_blocks_itself_alone(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """It is repeated, in order, after growing pauses; the log and the status say what fails, and what waits behind it."""
-    publish, charge = Receiver(*[ConnectionError("refused")] * 11), Receiver()
+    error = ConnectionError("refused")
+    publish, charge = Receiver(error, None, *[error] * 10), Receiver()
 
     async def both() -> None:
         ah.effect("publish")
@@ -549,15 +561,16 @@ async def test_a_kind_that_fails_blocks_itself_alone(clock: ManualClock, caplog:
     assert publish.keys == ["r/1/both/1", "r/2/both/1"]
     assert charge.keys == ["r/1/both/2", "r/2/both/2"]
     failed = [record for record in caplog.records if "failed, in attempt" in record.message]
-    assert [bool(record.exc_info) for record in failed] == [True, False]
-    assert re.match(
-        r"delivery of r/1/both/1 failed, in attempt 10 and after \d+ s; 1 of 'publish' wait behind it", failed[1].message
-    )
+    assert [bool(record.exc_info) for record in failed] == [True, False, False]
+    pattern = re.compile(r"delivery of r/(\d)/both/1 failed, in attempt (\d+) and after \d+ s; (\d) of 'publish' wait behind it")
+    found = [match.groups() for one in failed if (match := pattern.match(one.message))]
+    assert found == [("1", "1", "1"), ("2", "9", "0"), ("2", "10", "0")]
 
 
 async def test_after_max_attempts_the_error_ends_the_session(tmp_path: Path) -> None:
     """What failed is in the checkpoint, and the next process tries it again."""
-    hooks = [effects(publish=Receiver(*[OSError("poison")] * 3), max_attempts=3), saving(None)]
+    poisoned = Receiver(*[OSError("poison")] * 10)
+    hooks = [effects(publish=poisoned, max_attempts=3), saving(None)]
 
     async def train_and_wait() -> None:
         async with ah.AsyncMonitoredSession(chief(tmp_path), hooks) as session:
@@ -567,6 +580,7 @@ async def test_after_max_attempts_the_error_ends_the_session(tmp_path: Path) -> 
     with pytest.raises(OSError, match="poison") as caught:
         await train_and_wait()
     assert "attempt 3" in "".join(caught.value.__notes__)
+    assert poisoned.calls == 3
     receiver = Receiver()
     await train(chief(tmp_path, double), [effects(publish=receiver), saving(None)], 0)
     assert receiver.keys == ["r/1/step/1"]
