@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._why.builder import threads, wait_graph
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, WHY_VARIABLE, SessionState
 
@@ -78,13 +79,10 @@ def process_graph() -> WaitGraph:
 
 def _graph(loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]) -> WaitGraph:
     """Return the graph of these loops, each with its thread, given what the threads run whose loops cannot answer."""
-    from aiohooks._why.builder import wait_graph  # only when it is asked for
-
     blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
     in_callback = {loops[loop] for loop in blocked if asyncio.current_task(loop) is None and not _is_idle(blocked[loop])}
     sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
-    threads = [thread for thread in threading.enumerate() if thread.ident in in_callback]
-    return wait_graph(loops, also=[*sessions, *threads], blocked=blocked)
+    return wait_graph(loops, also=[*sessions, *(one for one in threads() if one.ident in in_callback)], blocked=blocked)
 
 
 def _is_idle(frame: types.FrameType) -> bool:
