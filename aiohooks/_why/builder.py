@@ -32,9 +32,11 @@ from aiohooks._why.frames import entered, expression, frames_of, held_by, links_
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
-_MOST_TASKS = 10_000
+_MOST_TASKS, _MOST_SEARCHED = 10_000, 10_000
 _IN_SHORT = 100
 """How many tasks are searched for a note of an error: others may end with an error in the same tick."""
+_made: deque[float] = deque(maxlen=20)
+"""When the last notes were made."""
 _WORK_ITEM: Any = vars(_executor)["_WorkItem"]
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
 _NO_HOLDER = "its holder is not known: it was acquired without a `with` block"
@@ -56,10 +58,25 @@ def wait_graph(
     return _Builder([*loops], blocked or {}).build(also)
 
 
+def threads() -> list[threading.Thread]:
+    """Return the threads, without the lock of `threading.enumerate`, which the code that a signal has interrupted may hold."""
+    return [*vars(threading)["_active"].values()]
+
+
 def why(*waited_for: object) -> str:
-    """Return in one line what these tasks wait for, or what these things depend on; for the notes of errors."""
-    graph = _Builder([asyncio.get_running_loop()], {}, _IN_SHORT).build(waited_for, only=True)
-    return "; ".join(graph.lines()[:3]) if graph.edges else ""
+    """Return in one line what these tasks wait for, or what these things depend on; for the notes of errors.
+
+    Of thousands that end together the first ones of each second have it.
+    """
+    now = time.monotonic()
+    if len(_made) == _made.maxlen and now - _made[0] < 1.0:
+        return ""
+    _made.append(now)
+    try:
+        graph = _Builder([asyncio.get_running_loop()], {}, _IN_SHORT).build(waited_for, only=True)
+        return "; ".join(graph.lines()[:3]) if graph.edges else ""
+    except Exception as error:  # the error that is to have this note is raised all the same
+        return f"what it waited for could not be found out: {error!r}"
 
 
 class _Builder:
@@ -73,15 +90,20 @@ class _Builder:
     ) -> None:
         self._blocked = blocked
         self._process = os.getpid()
-        self._all = [*itertools.islice(itertools.chain.from_iterable(map(asyncio.all_tasks, loops)), most)]
+        self._loops, self._most = loops, most
         self._running = {asyncio.current_task(loop): frame for loop, frame in blocked.items()}
         self._stacks: dict[int, types.FrameType] = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
         self._ids: dict[object, str] = {}  # by their keys
         self._kept: list[object] = []
         self._nodes: dict[str, WaitNode] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
+        self._searched = 0
         self._ahead: deque[Callable[[], None]] = deque()
         self._searches: deque[Callable[[], None]] = deque()
+
+    @functools.cached_property
+    def _all(self) -> list[asyncio.Task[Any]]:
+        return [*itertools.islice(itertools.chain.from_iterable(map(asyncio.all_tasks, self._loops)), self._most)]
 
     def build(self, also: Iterable[object], *, only: bool = False) -> WaitGraph:
         for one in also:
@@ -95,9 +117,10 @@ class _Builder:
 
     def _merge_tasks_of_sessions(self) -> None:
         """Let a session stand for the task that runs it, if nothing waits for that task."""
+        awaited = {one for _, one in self._edges}
         for waiter, session in [*self._edges]:
-            task, is_awaited = self._nodes[waiter], any(waiter == awaited for _, awaited in self._edges)
-            if task.kind == "task" and self._nodes[session].kind == "session" and not is_awaited:
+            task = self._nodes[waiter]
+            if task.kind == "task" and self._nodes[session].kind == "session" and waiter not in awaited:
                 self._change(session, function=task.function, where=task.where)
                 del self._nodes[waiter], self._edges[waiter, session]
 
@@ -152,7 +175,8 @@ class _Builder:
                     return  # it is in a run; otherwise it waits for what its block does
                 found = self._connect(node, itertools.chain.from_iterable(map(self._targets, by())), one.needs)
                 if not found and one.not_found:
-                    self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, one.not_found))))
+                    said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
+                    self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
 
             (self._ahead if one.not_found is None else self._searches).append(connect)
         return node
@@ -238,9 +262,9 @@ class _Builder:
 
     def holders(self, thing: object) -> list[asyncio.Task[Any] | threading.Thread]:
         """Return the tasks and threads that are in a `with` block of something."""
-        found: list[Any] = [task for task, held in self._held if any(one is thing for one in held)]
+        found: list[Any] = [*self._held.get(id(thing), ())]
         owner = re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, type(threading.RLock())) else None
-        for thread in threading.enumerate():
+        for thread in threads():
             if owner is not None:
                 is_held = thread.ident == int(owner[1])
             else:
@@ -252,16 +276,28 @@ class _Builder:
         return found
 
     @functools.cached_property
-    def _held(self) -> list[tuple[asyncio.Task[Any], list[Any]]]:
-        return [(task, held_by(task)) for task in self._all]
+    def _held(self) -> dict[int, list[asyncio.Task[Any]]]:
+        """The tasks that hold something, by its id."""
+        found: dict[int, list[asyncio.Task[Any]]] = {}
+        for task in self._all:
+            for one in held_by(task):
+                found.setdefault(id(one), []).append(task)
+        return found
 
     def users(self, thing: object, key: object) -> Iterator[asyncio.Task[Any]]:
         """Return the tasks that have something in a variable, or in an attribute of one, and do not wait for its node."""
+        self._searched += len(self._all)
+        if self._searched > _MOST_SEARCHED:
+            return
+        waiters: dict[str, list[str]] = {}
+        for (waiter, awaited), needs in self._edges.items():
+            if needs == "all":
+                waiters.setdefault(awaited, []).append(waiter)
         ahead, waiting = [self._ids[key]], set[str]()
         while ahead:
-            waiting.add(node := ahead.pop())
-            edges = self._edges.items()
-            ahead += [one for (one, awaited), needs in edges if needs == "all" and awaited == node and one not in waiting]
+            if (node := ahead.pop()) not in waiting:
+                waiting.add(node)
+                ahead += waiters.get(node, ())
         for task in self._all:
             if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
                 yield task
@@ -269,7 +305,7 @@ class _Builder:
     # -- threads
 
     def _add_thread(self, ident: int) -> str:
-        thread = next((one for one in threading.enumerate() if one.ident == ident), None)
+        thread = next((one for one in threads() if one.ident == ident), None)
         name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
         node, is_new = self._add(f"{self._process}/thread {ident}", "thread", name)
         if is_new:

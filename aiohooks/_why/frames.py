@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import functools
 import gc
 import inspect
 import itertools
@@ -53,15 +54,20 @@ def position(frame: types.FrameType) -> ast.expr | None:
     """Return the expression that a frame evaluates now: of a call, what is called; of a `with` statement, its object."""
     if frame.f_lasti < 0:
         return None
-    line, last, column, end = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    linecache.lazycache(frame.f_code.co_filename, frame.f_globals)
+    return _expression_at(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=256)
+def _expression_at(code: types.CodeType, instruction: int) -> ast.expr | None:
+    line, last, column, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     if line is None or last is None or column is None or end is None:
         return None
-    lines = [text.encode() for text in linecache.getlines(frame.f_code.co_filename, frame.f_globals)[line - 1 : last]]
+    lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
     if not lines:
         return None
     lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][column:]
-    lines[0] = lines[0].lstrip()
+    lines[0] = lines[0][column:].lstrip()
     with contextlib.suppress(SyntaxError, ValueError):
         node: Any = ast.parse(b"".join(lines)).body[0]
         if isinstance(node, (ast.With, ast.AsyncWith)) and len(node.items) == 1:
@@ -160,7 +166,7 @@ def _inner(one: Any) -> Any:
 
 def _attributes(one: object) -> dict[str, Any]:
     """Return the attributes of an object, but of no module or class; no code of users is called for it."""
-    if not isinstance(one, types.ModuleType | type | types.FunctionType):
+    if type(one).__dictoffset__ and not isinstance(one, types.ModuleType | type | types.FunctionType):
         with contextlib.suppress(AttributeError):
             found: Any = object.__getattribute__(one, "__dict__")
             return dict(found)

@@ -205,7 +205,10 @@ class WatchdogHook(SessionRunHook):
             activity = dataclasses.replace(activity, secs=secs)
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
         state = str(activity) if status is None else str(status)
-        graph = "\n  ".join(wait_graph([asyncio.get_running_loop()]).lines())
+        try:
+            graph = "\n  ".join(wait_graph([asyncio.get_running_loop()]).lines())
+        except Exception as error:  # the stall is reported all the same
+            graph = f"could not be found out: {error!r}"
         report = f"{summary}\n{state}\nwhy:\n  {graph}\n{self._format_tasks(status)}"
         self._report(Stall(phase, activity.what, secs, self._step, report), summary, why=graph)
 

@@ -20,7 +20,6 @@ import os
 import signal
 import socket
 import stat
-import struct
 import sys
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._why.builder import threads, wait_graph
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, WHY_VARIABLE, SessionState
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("aiohooks")
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
-_SEND_SECS = 2.0
+_SEND_SECS, _PAUSE_SECS = 2.0, 1.0
 _SIGNALS = "SIGUSR1", "SIGQUIT"
 
 
@@ -78,13 +78,10 @@ def process_graph() -> WaitGraph:
 
 def _graph(loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]) -> WaitGraph:
     """Return the graph of these loops, each with its thread, given what the threads run whose loops cannot answer."""
-    from aiohooks._why.builder import wait_graph  # only when it is asked for
-
     blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
     in_callback = {loops[loop] for loop in blocked if asyncio.current_task(loop) is None and not _is_idle(blocked[loop])}
     sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
-    threads = [thread for thread in threading.enumerate() if thread.ident in in_callback]
-    return wait_graph(loops, also=[*sessions, *threads], blocked=blocked)
+    return wait_graph(loops, also=[*sessions, *(one for one in threads() if one.ident in in_callback)], blocked=blocked)
 
 
 def _is_idle(frame: types.FrameType) -> bool:
@@ -185,6 +182,7 @@ class _Server:
         ON_OPEN.append(self._note_run)
         call_after_fork(self)
         atexit.register(self.stop)
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="aiohooks why", daemon=True)
         self._thread.start()
 
@@ -204,18 +202,21 @@ class _Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # it was closed
-                return
-            with connection:
+            except OSError as error:
+                if not self._stopped.is_set():
+                    _logger.warning("a question why this process waits could not be accepted: %s", error)
+                if self._stopped.wait(_PAUSE_SECS):
+                    return
+                continue
+            with connection, contextlib.suppress(OSError):  # whoever has asked has gone
                 connection.settimeout(_SEND_SECS)
-                with contextlib.suppress(OSError):  # whoever has asked has gone
-                    if _is_own(connection):
-                        connection.sendall(_answer())
+                connection.sendall(_answer())
 
     def stop(self) -> None:
         """Close the socket, and remove it."""
         atexit.unregister(self.stop)
         ON_OPEN.remove(self._note_run)
+        self._stopped.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
@@ -253,15 +254,6 @@ def _answer() -> bytes:
     except Exception as error:
         _logger.exception("why this process waits could not be found out")
         return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
-
-
-def _is_own(connection: socket.socket) -> bool:
-    """Return whether the other side is of the same user, or root."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True  # the directory is this user's alone
-    size = struct.calcsize("3i")
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return user in (0, os.getuid())
 
 
 def why_folder(*, make: bool = False) -> Path:

@@ -234,7 +234,6 @@ class WaitRegistry:
         self.waiting_since: float | None = None
         """Since when there has been a wait for a step, without a break."""
         self._logged = 0.0, position  # when the last line was logged, or the waiting began, and the position then
-        self._why: tuple[float, str] | None = None
 
     def after_fork(self) -> None:
         """Note that the store is in a forked child; see `call_after_fork`."""
@@ -473,14 +472,12 @@ class WaitRegistry:
         return self._with_why(error)
 
     def _with_why(self, error: E) -> E:
-        """Note what the publishers of this process wait for; found out once a second, as thousands of waits may end together."""
-        now, here = self._clock.now(), [one for one in self.publishers.here if not one.waiting]
-        if here and (self._why is None or now - self._why[0] >= 1.0):
+        """Note what the publishers of this process wait for."""
+        if here := [one for one in self.publishers.here if not one.waiting]:
             from aiohooks._why.builder import why  # seldom needed
 
-            self._why = now, why(*(one.awaited() for one in here))
-        if here and self._why is not None and self._why[1]:
-            add_note(error, self._why[1])
+            if note := why(*(one.awaited() for one in here)):
+                add_note(error, note)
         return error
 
     def _check_reachable(self) -> None:

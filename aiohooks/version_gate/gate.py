@@ -179,7 +179,8 @@ class AdmissionQueue(Waiting):
         if publishers:
             from aiohooks._why.builder import why  # seldom needed
 
-            add_note(error, why(self._ledger.versions.awaited_step(seen + 1)))
+            if note := why(self._ledger.versions.awaited_step(seen + 1)):
+                add_note(error, note)
         return error
 
 

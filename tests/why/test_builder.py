@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import re
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
@@ -14,6 +15,7 @@ import anyio
 import pytest
 
 import aiohooks as ah
+from aiohooks._why import builder
 from aiohooks._why.builder import wait_graph, why
 from aiohooks.errors import HookTimeoutError
 from tests.support.waiting import ticks, until_true
@@ -253,6 +255,13 @@ async def test_no_code_of_users_is_called() -> None:
         assert asked == []
 
 
+@pytest.fixture
+def no_notes_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No note was made in the last second."""
+    monkeypatch.setattr(builder, "_made", deque[float](maxlen=20))
+
+
+@pytest.mark.usefixtures("no_notes_yet")
 async def test_a_hook_that_takes_too_long_says_what_it_waited_for() -> None:
     """The note of the error has the chain."""
     async with starting() as start:
@@ -272,6 +281,7 @@ async def test_a_hook_that_takes_too_long_says_what_it_waited_for() -> None:
         assert any("waits for lock `self.lock` (held) <- task 'holder'" in note for note in raised.value.__notes__)
 
 
+@pytest.mark.usefixtures("no_notes_yet")
 async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
     """The note of the error of a wait for a step has the chain of the session that publishes it."""
 
@@ -288,3 +298,21 @@ async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
         task = asyncio.current_task()
         assert task is not None
         assert why(task) == ""
+
+
+@pytest.mark.usefixtures("no_notes_yet")
+async def test_of_thousands_of_errors_the_first_have_a_note() -> None:
+    """They do not cost more than they would without."""
+    async with starting() as start:
+        task = start(Holder().hold("with"), "waits")
+        await ticks()
+        assert [bool(why(task)) for _ in range(30)] == [True] * 20 + [False] * 10
+
+
+async def test_thousands_of_tasks_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that would have found is said to be unknown."""
+    monkeypatch.setattr(builder, "_MOST_SEARCHED", 5)
+    async with starting() as start:
+        for number in range(6):
+            start(asyncio.Queue[int]().get(), f"task {number}")
+        assert found(await lines(), r"task 'task \d'.* waits for queue \(empty, too many tasks to search\)")
