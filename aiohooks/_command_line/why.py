@@ -25,6 +25,7 @@ from aiohooks.stores import PublisherReport, RunReport
 
 _SECS = 1.5
 """How long a process may take to answer: all of them are asked at the same time."""
+_MOST_SHOWN, _MOST_BYTES = 10_000, 1 << 24
 _HOW = "start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True)"
 
 
@@ -51,7 +52,7 @@ def print_why(target: str, run: str | None, *, address: str | None, as_json: boo
         graph = _ask_run(name, report)
     else:
         graph = _ask_run(target, None)
-    print(graph.to_json() if as_json else graph)
+    print(graph.to_json() if as_json else "\n".join(printable(line, _MOST_SHOWN) for line in graph.lines()))
     return 1 if graph.notes else 0
 
 
@@ -150,7 +151,9 @@ def _ask_service(url: str) -> WaitGraph:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be another machine for the service
     try:
         with opener.open(request, timeout=_SECS) as reply:
-            return WaitGraph.from_json(reply.read())
+            graph = WaitGraph.from_json(reply.read(_MOST_BYTES))
+            graph.lines()  # raises if it is none
+            return graph
     except urllib.error.HTTPError as error:
         hint = {401: f"set {TOKEN_VARIABLE} to its token", 404: "it answers that only with SessionService(controls=True)"}
         text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
@@ -161,5 +164,5 @@ def _ask_service(url: str) -> WaitGraph:
         ) from None
     except urllib.error.URLError as error:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise AiohooksError(f"this is not a service of a session: {error!r}") from None

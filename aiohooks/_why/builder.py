@@ -32,7 +32,7 @@ from aiohooks._why.frames import entered, expression, frames_of, held_by, links_
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
-_MOST_TASKS, _MOST_SEARCHED = 10_000, 10_000
+_MOST_TASKS, _MOST_SEARCHED, _MOST_DETAIL = 10_000, 10_000, 1_000
 _IN_SHORT = 100
 """How many tasks are searched for a note of an error: others may end with an error in the same tick."""
 _made: deque[float] = deque(maxlen=20)
@@ -166,7 +166,7 @@ class _Builder:
         return self._of_future(thing) if asyncio.isfuture(thing) else []
 
     def _add_awaited(self, one: Awaited) -> str:
-        more: dict[str, Any] = {"detail": printable(one.detail), "secs": one.secs}
+        more: dict[str, Any] = {"detail": printable(one.detail, _MOST_DETAIL), "secs": one.secs}
         node, is_new = self._add(one if one.key is None else one.key, one.kind, printable(one.name), **more)
         if (by := one.by) is not None and is_new:
 
