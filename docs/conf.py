@@ -103,8 +103,8 @@ def name_defining_modules() -> None:
     """Set the module of each public class to the one of its source: there autodoc finds the docstrings of attributes."""
     for package, things in entries().items():
         for thing in filter(inspect.isclass, things.values()):
-            own_first = sorted(modules(), key=lambda module, package=package: not module.startswith(package))
-            thing.__module__ = next(module for module in own_first if thing.__name__ in defined_names(module))
+            own = [module for module in modules() if module.startswith(package)]
+            thing.__module__ = next(module for module in (*own, *modules()) if thing.__name__ in defined_names(module))
 
 
 docstrings: dict[str, list[str]] = {}
