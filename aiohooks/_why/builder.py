@@ -88,7 +88,6 @@ class _Builder:
         blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType | None],
         most: int = _MOST_TASKS,
     ) -> None:
-        self._blocked = blocked
         self._process = os.getpid()
         self._loops, self._most = loops, most
         self._running = {asyncio.current_task(loop): frame for loop, frame in blocked.items()}
@@ -206,10 +205,11 @@ class _Builder:
         if not complete and asyncio.isfuture(end):
             self._connect(node, self._of_future(end))
         if (capture := getattr(asyncio, "capture_call_graph", None)) is not None:  # Python 3.14: its own record of the waiters
-            record: Any = capture(task)
-            for waiter in record.awaited_by:
-                if is_task(waiter.future):
-                    self._connect(self._add_task(waiter.future), [self._ids[id(task)]])
+            with contextlib.suppress(RuntimeError):
+                record: Any = capture(task)
+                waiters = [one.future for one in record.awaited_by if is_task(one.future)]
+                for waiter in waiters:
+                    self._connect(self._add_task(waiter), [self._ids[id(task)]], "perhaps")
 
     def _walk(self, node: str, frames: Sequence[types.FrameType]) -> tuple[str, bool]:
         """Add what has a name in a chain of awaits; return the last node, and whether the end of the chain is known."""
@@ -222,8 +222,8 @@ class _Builder:
             if isinstance(awaited, Awaited) and awaited.kind == "calls":
                 if isinstance(awaited.key, Awaited):
                     node, _ = self._joined(node, awaited.key)
-                for call in () if awaited.by is None else awaited.by():
-                    self._connect(node, self._targets(call))
+                calls = () if awaited.by is None else awaited.by()
+                self._connect(node, itertools.chain.from_iterable(map(self._targets, calls)), awaited.needs)
                 return node, True
             node, is_end = self._joined(node, awaited)
             if is_end:
@@ -245,7 +245,7 @@ class _Builder:
             return
         own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
         at = own or frames[-1]
-        function = None if own is None else own.f_code.co_qualname.removeprefix("<locals>.")
+        function = None if own is None else own.f_code.co_qualname
         self._change(node, function=function, where=f"{at.f_code.co_filename}:{at.f_lineno}")
 
     def _of_future(self, future: Any) -> list[str]:
@@ -397,7 +397,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
         case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
             return Awaited("timer", "asyncio.sleep", f"{when() - time.monotonic():.3g} s left")
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
-            return Awaited("calls", "", by=lambda: [one for one in frame.f_locals.get("fs", ()) if not one.done()])
+            needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
+            return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)
         case taskgroups.TaskGroup(), "__aexit__":
             return Awaited("calls", "", by=lambda: [*vars(owner)["_tasks"]])
         case _:

@@ -316,3 +316,23 @@ async def test_thousands_of_tasks_are_not_searched(monkeypatch: pytest.MonkeyPat
         for number in range(6):
             start(asyncio.Queue[int]().get(), f"task {number}")
         assert found(await lines(), r"task 'task \d'.* waits for queue \(empty, too many tasks to search\)")
+
+
+async def test_the_first_of_several_tasks_is_enough() -> None:
+    """A wait for the first of them is no deadlock while another one can end."""
+    lock = asyncio.Lock()
+
+    async def both(other: asyncio.Task[Any]) -> None:
+        async with lock:
+            wanting = asyncio.create_task(lock.acquire(), name="wants it")
+            try:
+                await asyncio.wait([wanting, other], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                wanting.cancel()
+
+    async with starting() as start:
+        start(both(start(asyncio.Event().wait(), "other")), "both")
+        text = await lines()
+        assert found(text, r"task 'both', .*(?:waits for|<-) task 'other'")
+        assert found(text, r"task 'wants it'.* lock \(held\) <- task 'both'")
+        assert not found(text, "deadlock")
