@@ -254,6 +254,11 @@ async def test_an_advance_without_due_waiters_wakes_no_process(tmp_path: Path) -
         await store.advance()
         assert select.select([inotify.fd], [], [], 0)[0] == [inotify.fd]
         assert await wait == 10
+        wait = await parked(other.wait_for(20))
+        wait.cancel()
+        await ticks()
+        await store.advance(10)
+        assert select.select([inotify.fd], [], [], 0)[0] == []
 
 
 async def test_a_process_that_comes_later_removes_no_one(tmp_path: Path) -> None:
@@ -276,6 +281,13 @@ async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
         for _ in stores:
             await stores[0].advance()
         assert [await wait >= number for number, wait in enumerate(waits, 1)] == [True] * 20
+        found = await stores[0].inspect()
+        assert found is not None
+        assert found.waiting == ()
+        files = stores[1]._local._files
+        assert files is not None
+        files._write_slot(100)  # as a process leaves it that is killed while it waits for step 99
+        await stores[1].aclose()
         found = await stores[0].inspect()
         assert found is not None
         assert found.waiting == ()
