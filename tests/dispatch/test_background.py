@@ -17,7 +17,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, counting_graph, double
-from tests.support.waiting import fail, forever, ticks, uncancellable, until_true
+from tests.support.waiting import fail, forever, parked, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -323,9 +323,12 @@ async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
 async def test_a_background_hook_is_called_after_a_recovery() -> None:
     """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
     hook, lost = Watching(), FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")})
-    hook.gate.set()
     async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True), lost], recovery=NO_BACKOFF) as session:
-        await session.run("double")
+        run = await parked(session.run("double"))
+        await ticks(20)
+        assert not run.done()
+        hook.gate.set()
+        await run
     assert hook.steps == [1, 2]
 
 
