@@ -10,6 +10,7 @@ _READ = (
 )
 _TRUNCATE = "fs.ftruncate(fd, {})"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
+_NOTIFIED = "record = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, {}))"
 _LATER = "if {} else notified"
 _COMPARED = "the numbers are only compared with each other"
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
@@ -137,4 +138,19 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_one_edit_apart",
         f"{_DIFFERS.format('a, b')}  =>  {_DIFFERS.format('b, a')}",
     ): "a distance has no direction",
+    (
+        "aiohooks/dispatch/lifecycle.py",
+        "Lifecycle.check",
+        "each.fitting.add(function)  =>  pass",
+    ): "it is checked once more, and fits",
+    (
+        "aiohooks/stores/local/_files.py",
+        "RunFiles.read_notified",
+        f"{_NOTIFIED.format(0)}  =>  {_NOTIFIED.format(1)}",
+    ): "what is no record is read again, with the position",
+    (
+        "aiohooks/graph/session.py",
+        "Session._run",
+        "if waits is not None and not store.inline:  =>  if (waits is not None or not store.inline):",
+    ): "this names a wait, if there is one, and its run, if there is one",
 }
