@@ -10,6 +10,7 @@ _READ = (
 )
 _TRUNCATE = "fs.ftruncate(fd, {})"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
+_STATFS = "result = (ctypes.c_long * {})() # `struct statfs`, whose first member is the kind, with room to spare"
 _NOTIFIED = "record = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, {}))"
 _LATER = "if {} else notified"
 _COMPARED = "the numbers are only compared with each other"
@@ -153,4 +154,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "Session._run",
         "if waits is not None and not store.inline:  =>  if (waits is not None or not store.inline):",
     ): "this names a wait, if there is one, and its run, if there is one",
+    (
+        "aiohooks/stores/shared.py",
+        "SharedStepStore._delete_run",
+        "self._keeping_connection.cancel()  =>  pass",
+    ): "it ends by itself, as the connection to a damaged run is closed",
+    (
+        "aiohooks/stores/local/_files.py",
+        "remote_file_system",
+        f"{_STATFS.format(64)}  =>  {_STATFS.format(65)}",
+    ): "either is room to spare",
 }
