@@ -121,7 +121,7 @@ async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[s
 async def test_an_answer_that_fails_is_said(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever asks gets the error, and the program goes on."""
+    """Whoever asks gets the error, and the program continues."""
     monkeypatch.setattr(why, "process_graph", functools.partial(open, "/missing"))
     async with opened() as session:
         assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 1
