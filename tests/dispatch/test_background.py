@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.dispatch.calls import only_if
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, counting_graph, double
@@ -218,6 +219,24 @@ async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -
         await group.hooks.on(0)
         await until_true(lambda: not any(one.pending for one in group.status()))
     assert sorted(made) == sorted([0, *[1, 2, 3] * hooks] * hooks)
+
+
+async def test_a_call_that_is_not_due_is_not_made() -> None:
+    """The ones behind it are."""
+
+    class Seldom(Observer):
+        def is_due(self, number: int) -> bool:
+            return number % 2 == 1
+
+        @only_if("is_due")
+        async def on(self, number: int) -> None:
+            await super().on(number)
+
+    hook = Seldom(lambda _: ticks())
+    async with group_of(hook) as group:
+        for number in range(4):
+            await group.hooks.on(number)
+    assert hook.ended == [1, 3]
 
 
 async def test_a_hook_that_was_removed_is_freed_with_its_queue() -> None:

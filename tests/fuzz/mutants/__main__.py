@@ -38,7 +38,10 @@ TESTS = {
         "tests/session/test_run_lock.py", "tests/session/test_creators.py", "tests/session/test_creators_slow_stores.py",
         "tests/session/test_creators_restore.py", "tests/session/test_feeds.py", "tests/hooks/test_timeline.py",
     ),
-    "dispatch": ("tests/dispatch", "tests/session/test_status.py", "tests/aio/test_observers.py", "tests/hooks/test_timeline.py"),
+    "dispatch": (
+        "tests/dispatch", "tests/session/test_status.py", "tests/session/test_own_tasks.py", "tests/session/test_monitored.py",
+        "tests/aio/test_observers.py", "tests/hooks/test_timeline.py", "tests/hooks/test_effects.py",
+    ),
     "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
     "session": (
         "tests/session", "tests/tensorflow", "tests/graph/test_plan_fetches.py", "tests/dispatch/test_background.py",
