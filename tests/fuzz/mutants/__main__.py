@@ -90,7 +90,7 @@ def chosen(modules: Sequence[str], match: str, count: int, seed: int) -> list[Mu
 
 def tried(faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float) -> Iterator[tuple[Mutant | None, str, str]]:
     """Try faults in a copy of the tree; yield each with its fate and the test that decided it."""
-    with tempfile.TemporaryDirectory(prefix="aiohooks-mutants-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:  # short, as paths of sockets are
         copy = Path(folder) / "tree"
         # The last ones are written by other processes that compile a module just now, and renamed.
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "venv", "build", "dist", "*.pyc.*"))
