@@ -153,7 +153,9 @@ async def test_signals_print_it(name: str, folder: Path, capfd: pytest.CaptureFi
     """A signal prints the answer to standard error, and the program continues."""
     async with opened() as session:
         signal.raise_signal(getattr(signal, name))
-        assert f"why process {os.getpid()} waits:\nsession 'chief' (step 0, open for " in capfd.readouterr().err
+        printed = capfd.readouterr().err
+        assert f"why process {os.getpid()} waits:\nsession 'chief' (step 0, open for " in printed
+        assert " (runs; the event loop waits for it), " in printed
         await session.run(())
 
 
