@@ -110,7 +110,10 @@ async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[s
         await ticks()
         for target in (str(os.getpid()), "digits"):
             assert await asyncio.to_thread(main, ["why", target]) == 0
-            assert "waits for the end of the pause (a look at the weights)" in capsys.readouterr().out
+            printed = capsys.readouterr().out
+            assert "waits for the end of the pause (a look at the weights)" in printed
+            assert ", paused: a look at the weights" in printed
+            assert "stopping" not in printed
         assert await asyncio.to_thread(main, ["why", "letters"]) == 1
         assert "no process of a run 'letters' can be asked on this machine; start it with" in capsys.readouterr().err
         session.resume()
