@@ -188,12 +188,11 @@ class Session:
         self._check_open()
         # The plan for a tuple of leaves (what the monitored session asks for) or a single one is looked up directly.
         kind: Any = type(fetches)  # pyright: ignore[reportUnknownVariableType]
-        plan = None
-        if kind is tuple or kind in LEAF_TYPES:
-            try:
-                plan = self._plans.get((fetches, () if feed_dict is None else tuple(feed_dict), waits is None))
-            except TypeError:  # something unhashable inside
-                plan = None
+        try:
+            key = (fetches, () if feed_dict is None else tuple(feed_dict), waits is None)
+            plan = self._plans.get(key) if kind is tuple or kind in LEAF_TYPES else None
+        except TypeError:  # something unhashable inside
+            plan = None
         if plan is None:
             plan, own_build, feed_dict = self._plan(fetches, feed_dict, waits is None)
             build = build or own_build

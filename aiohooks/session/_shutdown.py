@@ -155,7 +155,7 @@ class Shutdown:
         try:
             if publisher is not None:
                 publisher.close(error)
-        except Exception as raised:
+        except BaseException as raised:
             errors.append(raised)
         if error is not None and self._creator is not None:
             self._creator.fail_waiters(error)

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.dispatch.calls import only_if
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, counting_graph, double
-from tests.support.waiting import fail, forever, ticks, uncancellable, until_true
+from tests.support.waiting import fail, forever, parked, ticks, uncancellable, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -220,6 +221,24 @@ async def test_a_call_that_a_full_queue_would_wait_for_has_a_place(hooks: int) -
     assert sorted(made) == sorted([0, *[1, 2, 3] * hooks] * hooks)
 
 
+async def test_a_call_that_is_not_due_is_not_made() -> None:
+    """The ones behind it are."""
+
+    class Seldom(Observer):
+        def is_due(self, number: int) -> bool:
+            return number % 2 == 1
+
+        @only_if("is_due")
+        async def on(self, number: int) -> None:
+            await super().on(number)
+
+    hook = Seldom(lambda _: ticks())
+    async with group_of(hook) as group:
+        for number in range(4):
+            await group.hooks.on(number)
+    assert hook.ended == [1, 3]
+
+
 async def test_a_hook_that_was_removed_is_freed_with_its_queue() -> None:
     """When its last call has ended; the group that it was in lives on, and raises a failure at its end."""
     gate = asyncio.Event()
@@ -323,9 +342,12 @@ async def test_after_run_runs_beside_the_next_steps(fails: bool) -> None:
 async def test_a_background_hook_is_called_after_a_recovery() -> None:
     """A recovery waits for the calls of the old session; the hook takes calls of the new one."""
     hook, lost = Watching(), FaultInjectionHook({("after_run", 1): ah.AbortedError("lost")})
-    hook.gate.set()
     async with ah.AsyncMonitoredSession(double, [ah.configure(hook, background=True), lost], recovery=NO_BACKOFF) as session:
-        await session.run("double")
+        run = await parked(session.run("double"))
+        await ticks(20)
+        assert not run.done()
+        hook.gate.set()
+        await run
     assert hook.steps == [1, 2]
 
 

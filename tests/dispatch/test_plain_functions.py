@@ -159,6 +159,12 @@ async def test_the_own_answer_of_a_class_may_be_an_awaitable() -> None:
         assert await answer == "own"
         assert await composite.always() == ("hook" if any(isinstance(one, Waits) for one in hooks) else "own")
 
+    class Unknown:
+        def send(self, text: str) -> Awaitable[Missing]:  # type: ignore[name-defined]  # noqa: F821
+            raise NotImplementedError
+
+    assert await ah.compose(Unknown, [Plain("a")]).send("x") == "xa"
+
 
 # -- hooks in threads
 

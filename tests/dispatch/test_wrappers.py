@@ -44,6 +44,8 @@ class Middlewares:
     async def optional(self, request: str, go: "Callable[[str], Awaitable[str]] | None" = None) -> Any:  # noqa: UP037
         pass
 
+    async def other(self, request: str, show: Callable[[str], str], go: Callable[[str], Awaitable[str]]) -> Any: ...
+
     async def unknown(self, request: str, handler: "Missing[str]") -> Any:  # type: ignore[name-defined] # noqa: F821, UP037
         return None
 
@@ -56,6 +58,7 @@ WRAPPED = {
     "alias": ("next_app", 3),
     "protocol": ("forward", 1),
     "optional": ("go", 1),
+    "other": ("go", 2),
     "unknown": ("handler", 1),
     "keyword": ("nxt", 1),
 }

@@ -139,7 +139,7 @@ async def test_a_cycle_is_named(circle: str) -> None:
     names = circle.split(" -> ")
     for name, needed in itertools.pairwise(names):
         graph.operation(name=name, inputs=["x", "done", needed])(lambda *values: values[-1])
-    graph.operation(name="start")(lambda done, a: a)
+    graph.operation(name="start")(lambda a: a)
     session = ah.Session(graph)
     with refused(ah.errors.GraphError, f"form a cycle: {circle}; feed one of them, or break the cycle"):
         await session.run("start")

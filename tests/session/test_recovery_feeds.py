@@ -229,20 +229,24 @@ async def lose_at_nine(directory: Path, kind: str, **options: Any) -> tuple[int,
     queue = asyncio.Queue[Any]()
     for one in (elements := list(Feed())):
         queue.put_nowait(one)
-    creator, policy = training(fails_once(("step", 9)), directory), recovery_policy(**options)
+    tracked = {"feed": Feed()} if kind == "beside tracked" else {}
+    creator, policy = training(fails_once(("step", 9)), directory, **tracked), recovery_policy(**options)
     async with ah.AsyncMonitoredSession(creator, [saving(5, background=False)], recovery=policy) as session:
+        for feed in tracked.values():
+            await anext(aiter(session.steps("train", feeds=feed)))
+            del elements[0]
         if kind == "by hand":
             for one in elements:
                 await session.run("train", one)
         else:
             producer = session.start_soon(do_nothing) if kind == "queue" else None
-            feeds: Any = {"queue": queue, "list": elements, "not tracked": Feed()}[kind]
+            feeds: Any = {"queue": queue, "not tracked": Feed()}.get(kind, elements)
             await use_up(session.steps("train", feeds=feeds, producer=producer))
         seen: tuple[int, ...] = await session.run("seen")
     return seen
 
 
-KINDS = pytest.mark.parametrize("kind", ["list", "queue", "not tracked", "by hand"])
+KINDS = pytest.mark.parametrize("kind", ["list", "queue", "not tracked", "beside tracked", "by hand"])
 
 
 @KINDS

@@ -196,13 +196,18 @@ async def test_an_error_that_hides_another_one(own: bool, before: str) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), OSError("connection")], ids=repr)
-@pytest.mark.parametrize("part", ["session", "store"])
+@pytest.mark.parametrize("part", ["session", "store", "publisher"])
 async def test_an_error_of_a_part_does_not_keep_the_others_from_closing(error: BaseException, part: str) -> None:
-    """Whatever the raw session or the step store raises: the hooks are closed, and the error comes out."""
+    """Whatever the raw session, the step store or its publisher raises: the hooks are closed, and the error comes out."""
 
     class Store(ah.MemoryStepStore):
         async def flush(self, timeout: float | None = None) -> None:
             if part == "store":
+                raise error
+
+        def _leave(self, publisher: Any, exc: BaseException | None) -> None:
+            super()._leave(publisher, exc)
+            if part == "publisher":
                 raise error
 
     class Broken(ah.Session):

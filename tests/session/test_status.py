@@ -129,6 +129,17 @@ async def test_a_wait_for_a_step_says_which(clock: ManualClock) -> None:
             await run
 
 
+async def test_the_run_is_named_where_none_of_its_calls_waits(clock: ManualClock) -> None:
+    """A step that asks, and has not waited yet, finds the run, and how long ago that has begun to wait."""
+
+    async def step() -> Any:
+        clock.advance(3)
+        return named(session.status())
+
+    async with ah.AsyncMonitoredSession(step, [PhaseHook("before_run", lambda _: ticks())]) as session:
+        assert await session.run("step") == [("run 1", 3.0)]
+
+
 async def test_what_is_active_between_runs(clock: ManualClock) -> None:
     """What the creation of the session waits for; then where the session's block waits, and where each background task does."""
     created, gate, queue = Gate(), Gate(), asyncio.Queue[int]()

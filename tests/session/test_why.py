@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import signal
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from aiohooks.__main__ import main
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session import why
 from tests.support.processes import run_python
+from tests.support.sessions import double, use_up
 from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
@@ -63,6 +65,23 @@ class Stuck(ah.SessionRunHook):
         await self.released.wait()
 
 
+async def test_a_wait_for_a_feed_leads_into_the_feeds() -> None:
+    """From the loop over the task that reads them to the line where they wait."""
+    arrived = asyncio.Event()
+
+    async def feeds() -> AsyncIterator[int]:
+        await arrived.wait()
+        yield 1
+
+    async with ah.AsyncMonitoredSession(double) as session:
+        loop = asyncio.create_task(use_up(session.steps(feeds=feeds())))
+        await ticks(10)
+        pattern = r" waits for next feed <- task 'feeds' <- next feed, .*\.feeds at .* <- event `arrived` "
+        assert re.search(pattern, str(session.why()))
+        arrived.set()
+        await loop
+
+
 async def test_a_session_says_why_it_waits() -> None:
     """From its own loop and from another thread; it names its sessions, the hook, and what that waits for."""
     hook = Stuck()
@@ -91,12 +110,26 @@ async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[s
         await ticks()
         for target in (str(os.getpid()), "digits"):
             assert await asyncio.to_thread(main, ["why", target]) == 0
-            assert "waits for the end of the pause (a look at the weights)" in capsys.readouterr().out
+            printed = capsys.readouterr().out
+            assert "waits for the end of the pause (a look at the weights)" in printed
+            assert ", paused: a look at the weights" in printed
+            assert "stopping" not in printed
         assert await asyncio.to_thread(main, ["why", "letters"]) == 1
         assert "no process of a run 'letters' can be asked on this machine; start it with" in capsys.readouterr().err
         session.resume()
         await run
     assert files(folder) == []
+
+
+async def test_an_answer_that_fails_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever asks gets the error, and the program continues."""
+    monkeypatch.setattr(why, "process_graph", functools.partial(open, "/missing"))
+    async with opened() as session:
+        assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 1
+        await session.run(())
+    assert "FileNotFoundError: [Errno 2]" in capsys.readouterr().out
 
 
 async def test_a_blocked_loop_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +156,9 @@ async def test_signals_print_it(name: str, folder: Path, capfd: pytest.CaptureFi
     """A signal prints the answer to standard error, and the program continues."""
     async with opened() as session:
         signal.raise_signal(getattr(signal, name))
-        assert f"why process {os.getpid()} waits:\nsession 'chief' (step 0, open for " in capfd.readouterr().err
+        printed = capfd.readouterr().err
+        assert f"why process {os.getpid()} waits:\nsession 'chief' (step 0, open for " in printed
+        assert " (runs; the event loop waits for it), " in printed
         await session.run(())
 
 

@@ -22,6 +22,7 @@ from aiohooks.errors import StoreClosedError, StoreDamagedError
 from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
+from tests.support.processes import run_python
 from tests.support.waiting import parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -254,10 +255,25 @@ async def test_an_advance_without_due_waiters_wakes_no_process(tmp_path: Path) -
         await store.advance()
         assert select.select([inotify.fd], [], [], 0)[0] == [inotify.fd]
         assert await wait == 10
+        wait = await parked(other.wait_for(20))
+        wait.cancel()
+        await ticks()
+        await store.advance(10)
+        assert select.select([inotify.fd], [], [], 0)[0] == []
 
 
 async def test_a_process_that_comes_later_removes_no_one(tmp_path: Path) -> None:
-    """Who opens the run looks which processes are alive: their publishers and their chief stay."""
+    """Who opens the run looks which processes are alive: their publishers and their chief stay; in this process or another."""
+    program = f"""
+import asyncio
+from aiohooks.stores import open_step_store
+
+async def main():
+    async with open_step_store("local://{tmp_path}") as store:
+        print(*store.statistics().publishers)
+
+asyncio.run(main())
+"""
     async with LocalStepStore(tmp_path) as store, store.lead():
         with store.publisher("trainer"):
             await store.flush()
@@ -266,6 +282,7 @@ async def test_a_process_that_comes_later_removes_no_one(tmp_path: Path) -> None
                 found = await late.inspect()
                 assert found is not None
                 assert found.chief == found.publishers[0].process
+            assert (await asyncio.to_thread(run_python, "-c", program)).stdout == "trainer\n"
 
 
 async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
@@ -276,6 +293,13 @@ async def test_more_processes_than_are_read_at_first(tmp_path: Path) -> None:
         for _ in stores:
             await stores[0].advance()
         assert [await wait >= number for number, wait in enumerate(waits, 1)] == [True] * 20
+        found = await stores[0].inspect()
+        assert found is not None
+        assert found.waiting == ()
+        files = stores[1]._local._files
+        assert files is not None
+        files._write_slot(100)  # as a process leaves it that is killed while it waits for step 99
+        await stores[1].aclose()
         found = await stores[0].inspect()
         assert found is not None
         assert found.waiting == ()

