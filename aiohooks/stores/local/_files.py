@@ -362,6 +362,8 @@ class RunFiles:
                 expected = f"revision {record.revision}, as in the file notify"
                 raise self._damaged("state", f"revision {state.revision}", expected)
         state.position = record.position
+        if record.term > state.term:
+            state.term, state.leader = record.term, ""
         return state
 
     def _no_record(self, name: str) -> StoreDamagedError:
