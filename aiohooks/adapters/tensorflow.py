@@ -66,19 +66,19 @@ _reduce: Any = tf.errors.OpError.__reduce__
 class OutOfRangeError(errors.OutOfRangeError, _OutOfRangeError):
     """TensorFlow's error of that name, by which a session ends cleanly: raised in its place, caused by it."""
 
-    __reduce__ = _reduce
+    __reduce__: Any = _reduce
 
 
 class AbortedError(errors.AbortedError, _AbortedError):
     """TensorFlow's error of that name, from which a session recovers: raised in its place, caused by it."""
 
-    __reduce__ = _reduce
+    __reduce__: Any = _reduce
 
 
 class UnavailableError(errors.UnavailableError, _UnavailableError):
     """TensorFlow's error of that name, from which a session recovers: raised in its place, caused by it."""
 
-    __reduce__ = _reduce
+    __reduce__: Any = _reduce
 
 
 @contextlib.contextmanager

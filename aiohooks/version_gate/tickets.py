@@ -15,7 +15,7 @@ from aiohooks.errors import InvalidArgumentError, WrongLoopError
 from aiohooks.stores import Position, StepStore
 from aiohooks.stores._protocol import MAX_STEP
 
-logger = logging.getLogger("aiohooks.version_gate")
+logger: logging.Logger = logging.getLogger("aiohooks.version_gate")
 
 TicketState = Literal["open", "used", "shipped", "dropped", "stale", "invalidated", "abandoned"]
 """The state of a ticket; see `Ticket.state`."""
