@@ -271,6 +271,8 @@ class _Run:
             except SystemExit as error:  # out of a callback, or out of the program, whose error it is then, too
                 self.error = error
             self._judge()
+            if self.problem:
+                self.waits += [f"reported to the loop: {one}" for one in errors[:1]]
             self._end_tasks()
         finally:
             del self._main, self._limit, self.events, self.checks
@@ -441,10 +443,16 @@ class _Run:
                 break
             for task in tasks:
                 task.cancel()
-            loop.call_later(1, loop.stop)
+            timer = loop.call_later(1, loop.stop)
             loop.run_forever()
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
+            timer.cancel()  # tasks that do not end have stopped the loop before
+        for last in (loop.shutdown_asyncgens(), loop.shutdown_default_executor()):
+            ending = loop.create_task(last)
+            ending.add_done_callback(lambda _: loop.stop())
+            for _ in range(10):
+                loop.run_forever()
+                if ending.done():
+                    break
 
 
 _current_run: ContextVar[_Run | None] = ContextVar("aiohooks_explored_run", default=None)
