@@ -1,7 +1,7 @@
 """Delivering effects: what the steps of a session are to cause outside of it, from an outbox that is kept in its checkpoints.
 
 effect(kind, payload)      recorded with the run         a failed run leaves nothing
-after_run, order 99        taken into the outbox         part of the checkpoint of the same step
+the run has ended well     taken into the outbox         part of the checkpoint of the same step
 the checkpoint is durable  released to the handlers      when="commit": released immediately
 handler(effect) returns    removed from the outbox       until then it is repeated, also by the next process
 """
@@ -109,7 +109,7 @@ class EffectsHook(SessionRunHook):
         self._handlers = dict(handlers)
         self._at_commit = when == "commit"
         self._given_run = run
-        self._max_pending = checked_int(max_pending, "max_pending", 1)
+        self._max_pending: int = checked_int(max_pending, "max_pending", 1)
         self._backoff = backoff
         self._max_attempts = None if max_attempts is None else checked_int(max_attempts, "max_attempts", 1)
         self._drain_secs = drain_secs
@@ -120,8 +120,6 @@ class EffectsHook(SessionRunHook):
         self._kinds = {kind: _Kind(handler) for kind, handler in self._handlers.items()}
         self._unsaved: deque[_Pending] = deque()
         """The effects that wait for a checkpoint; the others are in `ready` of their kinds."""
-        self._ready: int = 0
-        """How many can be delivered."""
         self._last = 0
         """The number of the effect that was taken last."""
         self._changed = False
@@ -135,7 +133,8 @@ class EffectsHook(SessionRunHook):
         self._loaded = False
         """Whether a state was loaded for the next session."""
         self._coord: Coordinator | None = None
-        self._saver: _SavesEffects | None = None
+        self._is_saved = False
+        """Whether a hook saves the session where it is restored from, and releases what is durable."""
         self._grace_secs = DEFAULT_GRACE_SECS
         self._context = Context()
         self._waiters: list[asyncio.Future[None]] = []
@@ -158,9 +157,8 @@ class EffectsHook(SessionRunHook):
         if state.waits.recording not in (None, self.recording):
             raise InvalidHookError("the session has two EffectsHooks; give one of them the handlers of all kinds")
         hooks: Mapping[str, Any] = getattr(session, "stateful_hooks", dict)()
-        savers = [one for one in hooks.values() if isinstance(one, _SavesEffects)]
-        self._saver = next((one for one in savers if one.saves_for(session)), None)
-        if self._saver is None and not self._at_commit:
+        self._is_saved = any(isinstance(one, _SavesEffects) and one.saves_for(session) for one in hooks.values())
+        if not self._is_saved and not self._at_commit:
             raise InvalidArgumentError(
                 'EffectsHook(when="checkpoint") delivers what is in a durable checkpoint, and no hook saves this session where '
                 "it is restored from: give it ChiefSessionCreator(..., checkpoint_dir=...) and CheckpointSaverHook(), or deliver "
@@ -180,13 +178,13 @@ class EffectsHook(SessionRunHook):
     async def end(self, session: Session) -> None:
         """Deliver what is left; where there is a saver, that has it done after the last checkpoint."""
         self.recording.end()
-        if self._saver is None:
+        if not self._is_saved:
             await self.drain()
 
     async def close(self, exc: BaseException | None) -> None:
         """End the deliveries, and log how many effects are left; what no checkpoint has gets half of the grace period."""
         self.recording.end()
-        if self._saver is None and exc is not None:
+        if not self._is_saved and exc is not None:
             await self.drain(min(self._grace_secs / 2, math.inf if self._drain_secs is None else self._drain_secs))
         tasks = [kind.task for kind in self._kinds.values() if kind.task is not None]
         for task in tasks:
@@ -195,7 +193,7 @@ class EffectsHook(SessionRunHook):
         self._coord = None
         if left := [one for kind in self._kinds.values() for one in kind.ready] + [*self._unsaved]:
             what = "the next process delivers those that its checkpoint has, and makes the steps of the others again"
-            if self._saver is None:
+            if not self._is_saved:
                 what = "they are lost, as no checkpoint has them"
             _logger.warning("effects that were not delivered: %s; %s", _counted(left), what)
 
@@ -218,13 +216,16 @@ class EffectsHook(SessionRunHook):
             self._unsaved.append(_Pending(one, self._last))
         if self._at_commit:
             self.release(self._last)
-        return bool(self._ready >= self._max_pending)
+        return not self._has_room()
 
     async def wait_for_room(self) -> None:
         """Wait while too many can be delivered and are not; a stop ends the wait."""
         assert self._coord is not None
         with contextlib.suppress(StopRequestedError):
-            await self._coord.until(self._wait_until(lambda: self._ready < self._max_pending))
+            await self._coord.until(self._wait_until(self._has_room))
+
+    def _has_room(self) -> bool:
+        return sum(len(kind.ready) for kind in self._kinds.values()) < self._max_pending
 
     @property
     def unsaved(self) -> int:
@@ -234,7 +235,7 @@ class EffectsHook(SessionRunHook):
     @property
     def wants_save(self) -> bool:
         """Whether too many effects wait for a checkpoint."""
-        return bool(self.unsaved >= self._max_pending)
+        return self.unsaved >= self._max_pending
 
     def mark(self) -> int:
         """Return what `release` wants when the state that is taken now is durable."""
@@ -245,7 +246,6 @@ class EffectsHook(SessionRunHook):
         while self._unsaved and self._unsaved[0].number <= mark:
             one = self._unsaved.popleft()
             self._kinds[one.effect.kind].ready.append(one)
-            self._ready += 1
         self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,8 +283,8 @@ class EffectsHook(SessionRunHook):
         self._unsaved = deque(one for one in kept if one.number in unsaved)
         for name, kind in self._kinds.items():
             kind.ready = deque(one for one in kept if one.effect.kind == name and one.number not in unsaved)
-        self._ready = len(kept) - len(self._unsaved)
-        if undone := [one for key, one in before.items() if key not in {one.effect.key for one in kept}]:
+        still = {one.effect.key for one in kept}
+        if undone := [one for key, one in before.items() if key not in still]:
             _logger.warning("effects of steps that are undone are dropped: %s", _counted(undone))
         self._run = self._given_run or state.get("run", self._run)
         self._step, self._resets = state.get("step", 0), state.get("resets", 0)
@@ -333,7 +333,6 @@ class EffectsHook(SessionRunHook):
                 self._changed = self._changed or one.saved
                 if kind.ready and kind.ready[0] is one:  # else its step was undone meanwhile
                     kind.ready.popleft()
-                    self._ready -= 1
                 self._wake_waiters()
         finally:
             kind.task = None
