@@ -186,9 +186,10 @@ class Recording:
             )
         if self.recorded is not self.context and self.outbox is not None:
             self.outbox.begin_attempt()
+        recorder = recorder.replace("/", "|")  # which ends it in the key
         number = self.counts[recorder] = self.counts.get(recorder, 0) + 1
         run = f"{self._prefix}/{self.step}" if self.step else self._prefix
-        made = Effect(kind, copied, f"{run}/{recorder.replace('/', '|')}/{number}", self.step)
+        made = Effect(kind, copied, f"{run}/{recorder}/{number}", self.step)
         self.effects.append(made)
         return made.key
 

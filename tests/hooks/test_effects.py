@@ -373,32 +373,33 @@ async def test_a_step_that_was_reset_has_other_keys() -> None:
     assert receiver.keys == ["r/1/step/1", "r/2/step/1", "r+1/1/step/1", "r+1/2/step/1"]
 
 
-async def test_an_operation_that_is_repeated_records_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["update", "layer/update"])
+async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
     """A run that reads a variable anew, as another one has replaced it, makes its operations again, and their effects."""
     graph = ah.Graph()
     graph.variable("v", 0)
     turns = asyncio.Event()
 
-    @graph.operation(updates="v")
+    @graph.operation(name=name, updates="v")
     async def update(v: int) -> int:
         ah.effect("publish", v)
         await turns.wait()
         return v + 1
 
-    payloads: list[int] = []
+    delivered: list[tuple[str, int]] = []
 
     async def deliver(effect: ah.Effect) -> None:
-        payloads.append(effect.payload)
+        delivered.append((effect.key, effect.payload))
 
     variables = ah.Variables()
     async with ah.AsyncMonitoredSession(graph, [effects(publish=deliver, when="commit")], variables=variables) as session:
-        running = asyncio.ensure_future(session.run("update"))
+        running = asyncio.ensure_future(session.run(name))
         for _ in range(5):
             await asyncio.sleep(0)
         variables.assign({"v": 10})
         turns.set()
         assert await running == 11
-    assert payloads == [10]
+    assert delivered == [(f"r/1/{name.replace('/', '|')}/1", 10)]
 
 
 # -- where effects may be recorded
