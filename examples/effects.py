@@ -96,6 +96,7 @@ async def weights(folder: Path, url: str) -> Receiver:
 async def redis(folder: Path, url: str) -> Receiver:
     """Read a stream as a consumer group, and acknowledge what is in a checkpoint; a new process gets the rest again."""
     from redis.asyncio import Redis
+    from redis.exceptions import ResponseError
 
     class Entries(Batches):
         async def read(self) -> AsyncIterator[tuple[int, Any]]:
@@ -110,8 +111,11 @@ async def redis(folder: Path, url: str) -> Receiver:
 
     client: Any
     async with Redis.from_url(url, decode_responses=True) as client:
-        with contextlib.suppress(Exception):  # the group is there
+        try:
             await client.xgroup_create("batches", "trainers", id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):  # otherwise the group is there
+                raise
 
         async def acknowledge(effect: ah.Effect) -> None:
             await client.xack("batches", "trainers", effect.payload)
