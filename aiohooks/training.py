@@ -93,8 +93,9 @@ def monitored_training_session(
     if log_step_count is not None:
         usual.append(StepCounterHook(log_step_count))
     if summaries is not None and save_summaries is not None:
-        where = checkpoint_dir.checkpoint_dir if isinstance(checkpoint_dir, Saver) else checkpoint_dir
-        where = where if summary_dir is None else summary_dir
+        where = summary_dir
+        if where is None:
+            where = checkpoint_dir.checkpoint_dir if isinstance(checkpoint_dir, Saver) else checkpoint_dir
         if where is None:
             raise InvalidArgumentError("summaries are given and no directory for them; give summary_dir= or checkpoint_dir=")
         usual.append(SummarySaverHook(where, summaries, every=save_summaries))

@@ -17,7 +17,7 @@ The files are counted like this:
   imported module, which Python imports as well, is not on the path. If there is a circle, it is printed instead;
 - names at the front door: the length of `aiohooks.__all__`.
 
-What is counted at run time is said in `tests/structure_traces.py`.
+What is counted at run time is said in `tests/support/structure_traces.py`.
 """
 
 from __future__ import annotations

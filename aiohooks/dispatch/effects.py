@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
-from uuid import uuid4
 
 from aiohooks._aio.contexts import begin_run, current_run, current_scope
 from aiohooks.errors import EffectError, InvalidArgumentError, did_you_mean, safe_repr
@@ -255,7 +255,7 @@ def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) 
     """Record the effects of the block, a call of the group `name`, and hand them over at its end, unless it fails."""
     outer, before = current_run(), current_scope.get()
     scope = begin_run(None if outer is None else outer.session, None if outer is None else outer.publisher)
-    recording = scope.recording = Recording(None, None, f"{name}/{uuid4().hex}")
+    recording = scope.recording = Recording(None, None, f"{name}/{os.urandom(16).hex()}")
     if outer is not None:
         scope.observers = outer.observers
     try:

@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from typing import Any, Literal, Protocol, runtime_checkable
-from uuid import uuid4
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._aio.clock import current_clock, sleep, wake
@@ -116,7 +116,7 @@ class EffectsHook(SessionRunHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._run = self._given_run or uuid4().hex[:12]
+        self._run = self._given_run or os.urandom(6).hex()
         self._kinds = {kind: _Kind(handler) for kind, handler in self._handlers.items()}
         self._unsaved: deque[_Pending] = deque()
         """The effects that wait for a checkpoint; the others are in `ready` of their kinds."""

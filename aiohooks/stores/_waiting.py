@@ -516,7 +516,8 @@ class WaitRegistry:
     def _describe_waits(self) -> str:
         if not self.waiters.count:
             return ""  # the last one was woken in this tick
-        now, latest, rate = self._clock.now(), self.latest, self.rate(self._clock.now())
+        now, latest = self._clock.now(), self.latest
+        rate = self.rate(now)  # since the last line, which is this one from here on
         self._logged = now, latest
         waits = f"waiting for step {self.waiters.lowest} ({self.waiters.count} waiters)"
         return f"run {self.run}: {waits}, seen step {latest.step}, {rate}, {publisher_summary(self.publishers.names)}"

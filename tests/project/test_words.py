@@ -7,7 +7,7 @@ import functools
 import re
 from pathlib import Path
 
-from tests.support.source import ROOT
+from tests.support.source import PACKAGE, ROOT, python_files, tree
 
 FOLDERS = ("aiohooks", "docs", "tests", "examples", ".ci")
 FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
@@ -140,8 +140,8 @@ def test_pages_say_what_the_field_says() -> None:
 def test_docstrings_and_messages_say_what_the_field_says() -> None:
     """What a program prints, and what an editor shows, has the words of the pages."""
     found: list[str] = []
-    for path in sorted((ROOT / "aiohooks").rglob("*.py")):
-        texts = (node.value for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant))
+    for path in python_files(PACKAGE):
+        texts = (node.value for node in ast.walk(tree(path)) if isinstance(node, ast.Constant))
         prose = (MODULES.sub("", text) for text in texts if isinstance(text, str) and " " in text)
         found += [use for text in prose for use in _unusual(path, NO_PROSE.sub("", text))]
     assert found == []

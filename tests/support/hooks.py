@@ -10,7 +10,6 @@ import aiohooks as ah
 from tests.support.waiting import uncancellable
 
 HOOKS = range(5)
-OVERLAPPING_PHASES = ("after_create_session", "before_run", "after_run")
 
 
 class RequestingHook(ah.SessionRunHook):

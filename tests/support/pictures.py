@@ -37,7 +37,7 @@ def chart(title: str, bars: Sequence[Bar]) -> str:
     """Return horizontal bars, each with its value."""
     most = max(bar.value for bar in bars)
     room = WIDTH - 80
-    lines = [f'<text class="title" x="0" y="16">{html.escape(title)}</text>']
+    lines = [_text(0, 16, title, "title")]
     for number, bar in enumerate(bars):
         y, width, kind = 28 + number * ROW, max(2.0, bar.value / most * room), "ours" if bar.is_ours else "theirs"
         lines += [

@@ -202,7 +202,7 @@ class TrackerHook(SessionRunHook):
             log()
 
     def _put_into_file(self, records: list[Record], reason: str) -> Callable[[], object] | None:
-        """Return what logs it: the first record that could not be sent, then the tenth, the hundredth and so on."""
+        """Put records into the file; return what logs the first one that could not be sent, then the tenth, the hundredth etc."""
         for record in records:
             self._writer.add(metrics_line(record))
         with self._counting:
