@@ -150,13 +150,17 @@ def _task_name(awaited: object) -> str | None:
 
 
 def _awaited_by(link: object) -> Awaited | asyncio.Task[Any] | None:
-    """Return what a call of a method of a `Waiting` waits for."""
+    return awaited_in(link.cr_frame) if inspect.iscoroutine(link) and link.cr_frame is not None else None
+
+
+def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
+    """Return what the call of a frame waits for, if it is one of a method of a `Waiting`."""
+    code = frame.f_code
     # Of this library's code only: before Python 3.13 a frame keeps what its variables were when they were asked for.
-    if inspect.iscoroutine(link) and link.cr_frame is not None and link.cr_code.co_filename.startswith(PACKAGE):
-        arguments = inspect.getcoroutinelocals(link)
-        owner = arguments.get("self")
-        if isinstance(owner, Waiting):
-            return owner.awaited_by(link.cr_code.co_name, arguments)
+    if code.co_filename.startswith(PACKAGE) and "self" in code.co_varnames[:1]:
+        arguments = frame.f_locals
+        if isinstance(owner := arguments.get("self"), Waiting):
+            return owner.awaited_by(code.co_name, arguments)
     return None
 
 

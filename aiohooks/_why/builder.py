@@ -27,7 +27,17 @@ from typing import Any
 
 import anyio
 
-from aiohooks._diagnostics import PACKAGE, Awaited, AwaitedCall, Needs, Waiting, coroutine_of, is_library, is_task, process_state
+from aiohooks._diagnostics import (
+    PACKAGE,
+    Awaited,
+    AwaitedCall,
+    Needs,
+    awaited_in,
+    coroutine_of,
+    is_library,
+    is_task,
+    process_state,
+)
 from aiohooks._why.frames import entered, expression, frames_of, held_by, links_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
@@ -342,13 +352,10 @@ def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builde
     """Return what a coroutine waits for, if its function is known."""
     code = frame.f_code
     if code.co_filename.startswith(PACKAGE):
-        # Of this library's code, and Python's, only: before Python 3.13 a frame keeps what its variables were when asked for.
-        if "self" in code.co_varnames[:1] and isinstance(owner := frame.f_locals.get("self"), Waiting):
-            return owner.awaited_by(code.co_name, frame.f_locals)
-        return None
+        return awaited_in(frame)
     if len(outer) > 1 and outer[-2].f_code.co_name == "call_groups" and outer[-2].f_code.co_filename.startswith(PACKAGE):
         return Awaited("hook", code.co_qualname, ends=False)  # a method that cannot wait, and blocks
-    if is_library(frame):
+    if is_library(frame):  # of the user's own code the variables are not asked for: see `awaited_in`
         return _primitive(frame, expression(outer[:-1]), builder)
     return None
 
