@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import sleep
-from aiohooks._command_line.steps import shared_store
+from aiohooks._command_line.steps import no_run, shared_store
 from aiohooks.distributed.task import until_sigterm
 from aiohooks.errors import AiohooksError, InvalidArgumentError, printable, safe_str
 from aiohooks.hooks._observing import is_terminal
@@ -163,7 +163,7 @@ class _Row:
 async def _follow_store(store: StepStore, row: _Row) -> None:
     try:
         if await store.inspect() is None:  # opening the store would make it
-            raise AiohooksError(f"there is no run {store.run!r} in this step store; give the name of another one with --run")
+            raise AiohooksError(no_run(store.run))
         async for position in store.changes():
             names = ", ".join(store.statistics().publishers) or "no publisher"
             row.update(position.step, names if position.epoch == 1 else f"epoch {position.epoch}, {names}")

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from aiohooks._command_line.steps import shared_store
+from aiohooks._command_line.steps import describe_publisher, inspect_run, no_run
 from aiohooks._command_line.watch import TOKEN_VARIABLE
 from aiohooks._diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
@@ -42,13 +42,17 @@ def print_why(target: str, run: str | None, *, address: str | None, as_json: boo
         The exit code: 0, or 1 if one of the processes has not answered.
     """
     if target.isdecimal():
-        graph = WaitGraph.join([_ask(int(target))])
+        graph = _ask(int(target))
     elif target.startswith(("http://", "https://")):
         graph = _ask_service(target)
     elif "://" in target:
-        name, report = asyncio.run(_inspect(target, run, address))
+        try:
+            name, report = asyncio.run(inspect_run(target, run, address, secs=_SECS))
+        except TimeoutError:
+            hint = "ask by the name of the run instead"
+            raise AiohooksError(f"the engine of {target} has not answered in {_SECS} s; {hint}") from None
         if report is None:
-            raise AiohooksError(f"there is no run {name!r} in this step store; give the name of another one with --run")
+            raise AiohooksError(no_run(name))
         graph = _ask_run(name, report)
     else:
         graph = _ask_run(target, None)
@@ -68,31 +72,13 @@ def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
             graphs = [*threads.map(_ask, processes)]
     known = {node.id for graph in graphs for node in graph.nodes}
     elsewhere = [one for one in published if not any(f"publisher {one.process}/" in node for node in known)]
-    notes = tuple(_describe_elsewhere(one) for one in elsewhere if _own_pid(one) is None)
+    notes = tuple(f"{describe_publisher(one)}; it is on another machine: ask there" for one in elsewhere if _own_pid(one) is None)
     return WaitGraph.join([*graphs, WaitGraph((), (), notes)])
-
-
-def _describe_elsewhere(one: PublisherReport) -> str:
-    """Return what the step store has of a publisher that cannot be asked from here."""
-    lease = "" if one.lease_secs is None else f", lease of {one.lease_secs:g} s, renewed {one.renewals} times"
-    waits = "" if one.waits_for is None else f", waits for step {one.waits_for}"
-    return f"{printable(one.name)}, {printable(one.process)}, is on another machine: ask there{lease}{waits}"
 
 
 def _own_pid(one: PublisherReport) -> int | None:
     host, _, pid = one.process.rpartition(":")[0].rpartition(":")
     return int(pid) if host == socket.gethostname() and pid.isdecimal() else None
-
-
-async def _inspect(url: str, run: str | None, address: str | None) -> tuple[str, RunReport | None]:
-    store = shared_store(url, run, address)
-    try:
-        async with asyncio.timeout(_SECS):
-            return store.run, await store.inspect()
-    except TimeoutError:
-        raise AiohooksError(f"the engine of {url} has not answered in {_SECS} s; ask by the name of the run instead") from None
-    finally:
-        await store.aclose()
 
 
 def _registered(run: str) -> Iterable[int]:
