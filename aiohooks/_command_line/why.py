@@ -21,7 +21,8 @@ from aiohooks._diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import AiohooksError, printable
 from aiohooks.session.why import why_folder
-from aiohooks.stores import PublisherReport, RunReport
+from aiohooks.stores import RunReport
+from aiohooks.stores._protocol import local_pid
 
 _SECS = 1.5
 """How long a process may take to answer: all of them are asked at the same time."""
@@ -63,7 +64,8 @@ def print_why(target: str, run: str | None, *, address: str | None, as_json: boo
 def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
     """Ask all processes of a run on this machine that can be asked; what the step store has says the rest."""
     published = () if report is None else report.publishers
-    processes = {**dict.fromkeys(_registered(run)), **{pid: None for one in published if (pid := _own_pid(one)) is not None}}
+    here = [pid for one in published if (pid := local_pid(one.process)) is not None]
+    processes = dict.fromkeys((*_registered(run), *here))
     if not processes and report is None:
         raise AiohooksError(f"no process of a run {run!r} can be asked on this machine; {_HOW}")
     graphs: list[WaitGraph] = []
@@ -71,14 +73,10 @@ def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
         with ThreadPoolExecutor(len(processes)) as threads:
             graphs = [*threads.map(_ask, processes)]
     known = {node.id for graph in graphs for node in graph.nodes}
-    elsewhere = [one for one in published if not any(f"publisher {one.process}/" in node for node in known)]
-    notes = tuple(f"{describe_publisher(one)}; it is on another machine: ask there" for one in elsewhere if _own_pid(one) is None)
+    remote = [one for one in published if local_pid(one.process) is None]
+    unknown = [one for one in remote if not any(f"publisher {one.process}/" in node for node in known)]
+    notes = tuple(f"{describe_publisher(one)}; it is on another machine: ask there" for one in unknown)
     return WaitGraph.join([*graphs, WaitGraph((), (), notes)])
-
-
-def _own_pid(one: PublisherReport) -> int | None:
-    host, _, pid = one.process.rpartition(":")[0].rpartition(":")
-    return int(pid) if host == socket.gethostname() and pid.isdecimal() else None
 
 
 def _registered(run: str) -> Iterable[int]:
