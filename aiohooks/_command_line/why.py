@@ -13,14 +13,13 @@ import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from aiohooks._command_line.steps import describe_publisher, inspect_run, no_run
 from aiohooks._command_line.watch import TOKEN_VARIABLE
 from aiohooks._diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import AiohooksError, printable
-from aiohooks.session.why import why_folder
+from aiohooks.session.why import unanswered, why_folder
 from aiohooks.stores import RunReport
 from aiohooks.stores._protocol import local_pid
 
@@ -96,7 +95,7 @@ def _registered(run: str) -> Iterable[int]:
 def _ask(pid: int) -> WaitGraph:
     """Return the answer of one process, or why there is none."""
     if (state := process_state(pid)) is not None:
-        return _unanswered(pid, state)
+        return unanswered(pid, state)
     path, until = why_folder() / f"{pid}.sock", time.monotonic() + _SECS
     parts: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as connection:
@@ -110,15 +109,13 @@ def _ask(pid: int) -> WaitGraph:
                 parts.append(part)
         except TimeoutError:
             stuck = "it is in C code that does not let Python's other threads run"
-            return _unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
+            return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
         except (FileNotFoundError, ConnectionRefusedError):
-            return _unanswered(pid, f"cannot be asked: {_HOW}")
-    answer: Any = json.loads(b"".join(parts) or b'{"error": "it has ended meanwhile"}')
-    return _unanswered(pid, answer["error"]) if "error" in answer else WaitGraph.from_json(b"".join(parts))
-
-
-def _unanswered(pid: int, why: str) -> WaitGraph:
-    return WaitGraph((), (), (f"process {pid}: {why}",))
+            return unanswered(pid, f"cannot be asked: {_HOW}")
+    try:
+        return WaitGraph.from_json(b"".join(parts))
+    except ValueError:  # nothing, or a part of it
+        return unanswered(pid, "it has ended meanwhile")
 
 
 def _in_kernel(pid: int) -> str:
