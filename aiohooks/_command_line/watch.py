@@ -81,11 +81,8 @@ async def _watch_all(targets: Sequence[str], runs: Sequence[str], address: str |
 def _sources(target: str, runs: Sequence[str], address: str | None) -> Generator[tuple[str, Follow]]:
     """Yield what to follow for a target: a label, and what follows it."""
     if target.startswith(("http://", "https://")):
-        url = urlsplit(target)
-        if not url.hostname:
-            raise InvalidArgumentError("an http:// URL names no host; give that of a service: http://127.0.0.1:8000/training")
-        # Without a user and a password.
-        yield f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}", functools.partial(_follow_service, url)
+        url = service_url(target)
+        yield url.geturl(), functools.partial(_follow_service, url)
     elif "://" in target:
         for run in runs or (None,):
             store = shared_store(target, run, address, on_lost="keep", join_grace_secs=0.0)
@@ -178,6 +175,17 @@ async def _follow_store(store: StepStore, row: _Row) -> None:
 # A service.
 
 
+def service_url(target: str) -> SplitResult:
+    """Return the URL of a service, without a user and a password."""
+    try:
+        url = urlsplit(target)
+    except ValueError as error:
+        raise InvalidArgumentError(f"this is no http:// URL: {error}") from None
+    if not url.hostname:
+        raise InvalidArgumentError("an http:// URL names no host; give that of a service: http://127.0.0.1:8000/training")
+    return url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
+
+
 async def _follow_service(url: SplitResult, row: _Row) -> None:
     async with asyncio.timeout(_CONNECT_SECS):
         tls = ssl.create_default_context() if url.scheme == "https" else None
@@ -207,7 +215,7 @@ async def _follow_service(url: SplitResult, row: _Row) -> None:
 
 
 def _request(url: SplitResult) -> bytes:
-    lines = [f"GET {url.path.rstrip('/')}/events HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}"]
+    lines = [f"GET {url.path.rstrip('/')}/events HTTP/1.1", f"Host: {url.netloc}"]
     lines += ["Accept: text/event-stream", "Connection: close"]
     if token := os.environ.get(TOKEN_VARIABLE):
         lines.append(f"Authorization: Bearer {token}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import socket
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aiohooks._command_line.steps import describe_publisher, inspect_run, no_run
-from aiohooks._command_line.watch import TOKEN_VARIABLE
+from aiohooks._command_line.watch import TOKEN_VARIABLE, service_url
 from aiohooks._diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import AiohooksError, printable
@@ -126,7 +127,8 @@ def _in_kernel(pid: int) -> str:
     return ""
 
 
-def _ask_service(url: str) -> WaitGraph:
+def _ask_service(target: str) -> WaitGraph:
+    url = service_url(target).geturl()
     headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN_VARIABLE)) else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/why", headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be another machine for the service
@@ -145,5 +147,5 @@ def _ask_service(url: str) -> WaitGraph:
         ) from None
     except urllib.error.URLError as error:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AiohooksError(f"this is not a service of a session: {error!r}") from None
