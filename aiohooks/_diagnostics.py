@@ -281,16 +281,22 @@ class BlockedLoopWatch:
 
     def _frames(self) -> Frames:
         """Return the frames that the loop is running, the outermost first; none if it waits."""
-        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        frames: deque[types.FrameType] = deque()
-        while frame is not None and self._loop.is_running() and not is_loop(frame):
-            frames.appendleft(frame)
-            frame = frame.f_back
+        innermost = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        frames = frames_of(innermost, in_loop=True) if self._loop.is_running() else ()
         waits = len(frames) == 1 and frames[0].f_code.co_name == "select"
-        return () if waits else tuple(frames)
+        return () if waits else frames
 
 
-def is_loop(frame: types.FrameType) -> bool:
+def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> Frames:
+    """Return the frames of a thread, the outermost first; with `in_loop` those that its event loop runs."""
+    frames: deque[types.FrameType] = deque()
+    while innermost is not None and not (in_loop and _is_loop(innermost)):
+        frames.appendleft(innermost)
+        innermost = innermost.f_back
+    return tuple(frames)
+
+
+def _is_loop(frame: types.FrameType) -> bool:
     """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls it too."""
     return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(_LOOP_FILES)
 
