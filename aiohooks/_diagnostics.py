@@ -150,13 +150,17 @@ def _task_name(awaited: object) -> str | None:
 
 
 def _awaited_by(link: object) -> Awaited | asyncio.Task[Any] | None:
-    """Return what a call of a method of a `Waiting` waits for."""
+    return awaited_in(link.cr_frame) if inspect.iscoroutine(link) and link.cr_frame is not None else None
+
+
+def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
+    """Return what the call of a frame waits for, if it is one of a method of a `Waiting`."""
+    code = frame.f_code
     # Of this library's code only: before Python 3.13 a frame keeps what its variables were when they were asked for.
-    if inspect.iscoroutine(link) and link.cr_frame is not None and link.cr_code.co_filename.startswith(PACKAGE):
-        arguments = inspect.getcoroutinelocals(link)
-        owner = arguments.get("self")
-        if isinstance(owner, Waiting):
-            return owner.awaited_by(link.cr_code.co_name, arguments)
+    if code.co_filename.startswith(PACKAGE) and "self" in code.co_varnames[:1]:
+        arguments = frame.f_locals
+        if isinstance(owner := arguments.get("self"), Waiting):
+            return owner.awaited_by(code.co_name, arguments)
     return None
 
 
@@ -277,16 +281,22 @@ class BlockedLoopWatch:
 
     def _frames(self) -> Frames:
         """Return the frames that the loop is running, the outermost first; none if it waits."""
-        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        frames: deque[types.FrameType] = deque()
-        while frame is not None and self._loop.is_running() and not is_loop(frame):
-            frames.appendleft(frame)
-            frame = frame.f_back
+        innermost = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        frames = frames_of(innermost, in_loop=True) if self._loop.is_running() else ()
         waits = len(frames) == 1 and frames[0].f_code.co_name == "select"
-        return () if waits else tuple(frames)
+        return () if waits else frames
 
 
-def is_loop(frame: types.FrameType) -> bool:
+def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> Frames:
+    """Return the frames of a thread, the outermost first; with `in_loop` those that its event loop runs."""
+    frames: deque[types.FrameType] = deque()
+    while innermost is not None and not (in_loop and _is_loop(innermost)):
+        frames.appendleft(innermost)
+        innermost = innermost.f_back
+    return tuple(frames)
+
+
+def _is_loop(frame: types.FrameType) -> bool:
     """Return whether this is a frame of the event loop; uvloop has none, but asyncio's runner calls it too."""
     return frame.f_code.co_name in _LOOP_FUNCTIONS and frame.f_code.co_filename.endswith(_LOOP_FILES)
 

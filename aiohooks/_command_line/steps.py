@@ -19,9 +19,9 @@ def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) 
     Returns:
         The exit code: 0, or 1 if there is no such run.
     """
-    name, report = asyncio.run(_inspect(url, run, address))
+    name, report = asyncio.run(inspect_run(url, run, address))
     if report is None:
-        print(f"there is no run {name!r} in this step store; give the name of another one with --run", file=sys.stderr)
+        print(no_run(name), file=sys.stderr)
         return 1
     if as_json:
         print(json.dumps(dataclasses.asdict(report), indent=2))
@@ -30,10 +30,19 @@ def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) 
     return 0
 
 
-async def _inspect(url: str, run: str | None, address: str | None) -> tuple[str, RunReport | None]:
+def no_run(name: str) -> str:
+    """Return the message for a run that a step store does not have."""
+    return f"there is no run {name!r} in this step store; give the name of another one with --run"
+
+
+async def inspect_run(
+    url: str, run: str | None, address: str | None, *, secs: float | None = None
+) -> tuple[str, RunReport | None]:
+    """Return the name of a run, and what the engine has of it; raise `TimeoutError` if it does not answer within `secs`."""
     store = shared_store(url, run, address)
     try:
-        return store.run, await store.inspect()
+        async with asyncio.timeout(secs):
+            return store.run, await store.inspect()
     finally:
         await store.aclose()
 
@@ -55,7 +64,7 @@ def _lines(report: RunReport) -> Iterator[str]:
         chief += f"; the last one had term {report.term}"
     yield f"  chief       {chief}"
     for publisher in report.publishers:
-        yield f"  publisher   {_describe_publisher(publisher)}"
+        yield f"  publisher   {describe_publisher(publisher)}"
     if not report.publishers:
         yield "  publisher   none"
     yield f"  waiting     {_describe_waiting(report.waiting)}"
@@ -65,7 +74,8 @@ def _lines(report: RunReport) -> Iterator[str]:
         yield f"  failure     {printable(report.failure)}"
 
 
-def _describe_publisher(publisher: PublisherReport) -> str:
+def describe_publisher(publisher: PublisherReport) -> str:
+    """Return what the engine has of a publisher."""
     text = f"{printable(publisher.name)}, {printable(publisher.process)}"
     if publisher.lease_secs is not None:
         text += f", lease of {publisher.lease_secs:g} s, renewed {publisher.renewals} times"

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from aiohooks._aio.cancel import to_thread, wait_done
 from aiohooks._aio.clock import sleep
-from aiohooks._command_line.steps import shared_store
+from aiohooks._command_line.steps import no_run, shared_store
 from aiohooks.distributed.task import until_sigterm
 from aiohooks.errors import AiohooksError, InvalidArgumentError, printable, safe_str
 from aiohooks.hooks._observing import is_terminal
@@ -81,11 +81,8 @@ async def _watch_all(targets: Sequence[str], runs: Sequence[str], address: str |
 def _sources(target: str, runs: Sequence[str], address: str | None) -> Generator[tuple[str, Follow]]:
     """Yield what to follow for a target: a label, and what follows it."""
     if target.startswith(("http://", "https://")):
-        url = urlsplit(target)
-        if not url.hostname:
-            raise InvalidArgumentError("an http:// URL names no host; give that of a service: http://127.0.0.1:8000/training")
-        # Without a user and a password.
-        yield f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}", functools.partial(_follow_service, url)
+        url = service_url(target)
+        yield url.geturl(), functools.partial(_follow_service, url)
     elif "://" in target:
         for run in runs or (None,):
             store = shared_store(target, run, address, on_lost="keep", join_grace_secs=0.0)
@@ -163,7 +160,7 @@ class _Row:
 async def _follow_store(store: StepStore, row: _Row) -> None:
     try:
         if await store.inspect() is None:  # opening the store would make it
-            raise AiohooksError(f"there is no run {store.run!r} in this step store; give the name of another one with --run")
+            raise AiohooksError(no_run(store.run))
         async for position in store.changes():
             names = ", ".join(store.statistics().publishers) or "no publisher"
             row.update(position.step, names if position.epoch == 1 else f"epoch {position.epoch}, {names}")
@@ -176,6 +173,17 @@ async def _follow_store(store: StepStore, row: _Row) -> None:
 
 
 # A service.
+
+
+def service_url(target: str) -> SplitResult:
+    """Return the URL of a service, without a user and a password."""
+    try:
+        url = urlsplit(target)
+    except ValueError as error:
+        raise InvalidArgumentError(f"this is no http:// URL: {error}") from None
+    if not url.hostname:
+        raise InvalidArgumentError("an http:// URL names no host; give that of a service: http://127.0.0.1:8000/training")
+    return url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="")
 
 
 async def _follow_service(url: SplitResult, row: _Row) -> None:
@@ -207,7 +215,7 @@ async def _follow_service(url: SplitResult, row: _Row) -> None:
 
 
 def _request(url: SplitResult) -> bytes:
-    lines = [f"GET {url.path.rstrip('/')}/events HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}"]
+    lines = [f"GET {url.path.rstrip('/')}/events HTTP/1.1", f"Host: {url.netloc}"]
     lines += ["Accept: text/event-stream", "Connection: close"]
     if token := os.environ.get(TOKEN_VARIABLE):
         lines.append(f"Authorization: Bearer {token}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import os
 import socket
@@ -13,15 +14,15 @@ import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from aiohooks._command_line.steps import shared_store
-from aiohooks._command_line.watch import TOKEN_VARIABLE
+from aiohooks._command_line.steps import describe_publisher, inspect_run, no_run
+from aiohooks._command_line.watch import TOKEN_VARIABLE, service_url
 from aiohooks._diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import AiohooksError, printable
-from aiohooks.session.why import why_folder
-from aiohooks.stores import PublisherReport, RunReport
+from aiohooks.session.why import unanswered, why_folder
+from aiohooks.stores import RunReport
+from aiohooks.stores._protocol import local_pid
 
 _SECS = 1.5
 """How long a process may take to answer: all of them are asked at the same time."""
@@ -42,13 +43,17 @@ def print_why(target: str, run: str | None, *, address: str | None, as_json: boo
         The exit code: 0, or 1 if one of the processes has not answered.
     """
     if target.isdecimal():
-        graph = WaitGraph.join([_ask(int(target))])
+        graph = _ask(int(target))
     elif target.startswith(("http://", "https://")):
         graph = _ask_service(target)
     elif "://" in target:
-        name, report = asyncio.run(_inspect(target, run, address))
+        try:
+            name, report = asyncio.run(inspect_run(target, run, address, secs=_SECS))
+        except TimeoutError:
+            hint = "ask by the name of the run instead"
+            raise AiohooksError(f"the engine of {target} has not answered in {_SECS} s; {hint}") from None
         if report is None:
-            raise AiohooksError(f"there is no run {name!r} in this step store; give the name of another one with --run")
+            raise AiohooksError(no_run(name))
         graph = _ask_run(name, report)
     else:
         graph = _ask_run(target, None)
@@ -59,7 +64,8 @@ def print_why(target: str, run: str | None, *, address: str | None, as_json: boo
 def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
     """Ask all processes of a run on this machine that can be asked; what the step store has says the rest."""
     published = () if report is None else report.publishers
-    processes = {**dict.fromkeys(_registered(run)), **{pid: None for one in published if (pid := _own_pid(one)) is not None}}
+    here = [pid for one in published if (pid := local_pid(one.process)) is not None]
+    processes = dict.fromkeys((*_registered(run), *here))
     if not processes and report is None:
         raise AiohooksError(f"no process of a run {run!r} can be asked on this machine; {_HOW}")
     graphs: list[WaitGraph] = []
@@ -67,32 +73,10 @@ def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
         with ThreadPoolExecutor(len(processes)) as threads:
             graphs = [*threads.map(_ask, processes)]
     known = {node.id for graph in graphs for node in graph.nodes}
-    elsewhere = [one for one in published if not any(f"publisher {one.process}/" in node for node in known)]
-    notes = tuple(_describe_elsewhere(one) for one in elsewhere if _own_pid(one) is None)
+    remote = [one for one in published if local_pid(one.process) is None]
+    unknown = [one for one in remote if not any(f"publisher {one.process}/" in node for node in known)]
+    notes = tuple(f"{describe_publisher(one)}; it is on another machine: ask there" for one in unknown)
     return WaitGraph.join([*graphs, WaitGraph((), (), notes)])
-
-
-def _describe_elsewhere(one: PublisherReport) -> str:
-    """Return what the step store has of a publisher that cannot be asked from here."""
-    lease = "" if one.lease_secs is None else f", lease of {one.lease_secs:g} s, renewed {one.renewals} times"
-    waits = "" if one.waits_for is None else f", waits for step {one.waits_for}"
-    return f"{printable(one.name)}, {printable(one.process)}, is on another machine: ask there{lease}{waits}"
-
-
-def _own_pid(one: PublisherReport) -> int | None:
-    host, _, pid = one.process.rpartition(":")[0].rpartition(":")
-    return int(pid) if host == socket.gethostname() and pid.isdecimal() else None
-
-
-async def _inspect(url: str, run: str | None, address: str | None) -> tuple[str, RunReport | None]:
-    store = shared_store(url, run, address)
-    try:
-        async with asyncio.timeout(_SECS):
-            return store.run, await store.inspect()
-    except TimeoutError:
-        raise AiohooksError(f"the engine of {url} has not answered in {_SECS} s; ask by the name of the run instead") from None
-    finally:
-        await store.aclose()
 
 
 def _registered(run: str) -> Iterable[int]:
@@ -112,7 +96,7 @@ def _registered(run: str) -> Iterable[int]:
 def _ask(pid: int) -> WaitGraph:
     """Return the answer of one process, or why there is none."""
     if (state := process_state(pid)) is not None:
-        return _unanswered(pid, state)
+        return unanswered(pid, state)
     path, until = why_folder() / f"{pid}.sock", time.monotonic() + _SECS
     parts: list[bytes] = []
     with socket.socket(socket.AF_UNIX) as connection:
@@ -126,15 +110,13 @@ def _ask(pid: int) -> WaitGraph:
                 parts.append(part)
         except TimeoutError:
             stuck = "it is in C code that does not let Python's other threads run"
-            return _unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
+            return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
         except (FileNotFoundError, ConnectionRefusedError):
-            return _unanswered(pid, f"cannot be asked: {_HOW}")
-    answer: Any = json.loads(b"".join(parts) or b'{"error": "it has ended meanwhile"}')
-    return _unanswered(pid, answer["error"]) if "error" in answer else WaitGraph.from_json(b"".join(parts))
-
-
-def _unanswered(pid: int, why: str) -> WaitGraph:
-    return WaitGraph((), (), (f"process {pid}: {why}",))
+            return unanswered(pid, f"cannot be asked: {_HOW}")
+    try:
+        return WaitGraph.from_json(b"".join(parts))
+    except ValueError:  # nothing, or a part of it
+        return unanswered(pid, "it has ended meanwhile")
 
 
 def _in_kernel(pid: int) -> str:
@@ -145,7 +127,8 @@ def _in_kernel(pid: int) -> str:
     return ""
 
 
-def _ask_service(url: str) -> WaitGraph:
+def _ask_service(target: str) -> WaitGraph:
+    url = service_url(target).geturl()
     headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN_VARIABLE)) else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/why", headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be another machine for the service
@@ -164,5 +147,5 @@ def _ask_service(url: str) -> WaitGraph:
         ) from None
     except urllib.error.URLError as error:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AiohooksError(f"this is not a service of a session: {error!r}") from None

@@ -27,8 +27,18 @@ from typing import Any
 
 import anyio
 
-from aiohooks._diagnostics import PACKAGE, Awaited, AwaitedCall, Needs, Waiting, coroutine_of, is_library, is_task, process_state
-from aiohooks._why.frames import entered, expression, frames_of, held_by, links_of, position, refers, value_of
+from aiohooks._diagnostics import (
+    PACKAGE,
+    Awaited,
+    AwaitedCall,
+    Needs,
+    awaited_in,
+    coroutine_of,
+    is_library,
+    is_task,
+    process_state,
+)
+from aiohooks._why.frames import asked_frames, entered, expression, held_by, links_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
@@ -193,7 +203,7 @@ class _Builder:
 
     def _expand_task(self, task: asyncio.Task[Any], node: str) -> None:
         if task in self._running:
-            frames = frames_of(self._running[task], in_loop=True)
+            frames = asked_frames(self._running[task], in_loop=True)
             node, complete = self._walk(node, frames)
             self._change(node, detail="runs; the event loop waits for it")
             if not complete:
@@ -269,7 +279,7 @@ class _Builder:
                 is_held = thread.ident == int(owner[1])
             else:
                 is_held = isinstance(thing, _THREAD_LOCKS) and any(
-                    one is thing for frame in frames_of(self._stacks.get(thread.ident or 0)) for one in entered(frame)
+                    one is thing for frame in asked_frames(self._stacks.get(thread.ident or 0)) for one in entered(frame)
                 )
             if is_held:
                 found.append(thread)
@@ -309,7 +319,7 @@ class _Builder:
         name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
         node, is_new = self._add(f"{self._process}/thread {ident}", "thread", name)
         if is_new:
-            frames = frames_of(self._stacks.get(ident))
+            frames = asked_frames(self._stacks.get(ident))
             self._ahead.append(lambda: self._expand_running(node, frames))
         return node
 
@@ -323,7 +333,7 @@ class _Builder:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
         busy: list[str] = []
         for ident, innermost in self._stacks.items():
-            for frame in frames_of(innermost):
+            for frame in asked_frames(innermost):
                 work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
                 if isinstance(work, _WORK_ITEM):
                     node = self._add_thread(ident)
@@ -342,13 +352,10 @@ def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builde
     """Return what a coroutine waits for, if its function is known."""
     code = frame.f_code
     if code.co_filename.startswith(PACKAGE):
-        # Of this library's code, and Python's, only: before Python 3.13 a frame keeps what its variables were when asked for.
-        if "self" in code.co_varnames[:1] and isinstance(owner := frame.f_locals.get("self"), Waiting):
-            return owner.awaited_by(code.co_name, frame.f_locals)
-        return None
+        return awaited_in(frame)
     if len(outer) > 1 and outer[-2].f_code.co_name == "call_groups" and outer[-2].f_code.co_filename.startswith(PACKAGE):
         return Awaited("hook", code.co_qualname, ends=False)  # a method that cannot wait, and blocks
-    if is_library(frame):
+    if is_library(frame):  # of the user's own code the variables are not asked for: see `awaited_in`
         return _primitive(frame, expression(outer[:-1]), builder)
     return None
 

@@ -16,11 +16,10 @@ import itertools
 import linecache
 import types
 from asyncio import locks
-from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from aiohooks._diagnostics import PACKAGE, coroutine_of, follow, is_library, is_loop
+from aiohooks._diagnostics import PACKAGE, coroutine_of, follow, frames_of, is_library
 
 _MOST_LINKS = 100
 _EXITS = "__aexit__", "__exit__"
@@ -40,14 +39,9 @@ def links_of(coro: Any) -> Generator[tuple[types.FrameType | None, Any]]:
         coro = inner
 
 
-def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> list[types.FrameType]:
-    """Return the frames of a thread, the outermost first; those of this package are left out, and so may be the loop's."""
-    found: deque[types.FrameType] = deque()
-    while innermost is not None and not (in_loop and is_loop(innermost)):
-        if not innermost.f_code.co_filename.startswith(_OWN_FOLDER):
-            found.appendleft(innermost)
-        innermost = innermost.f_back
-    return [*found]
+def asked_frames(innermost: types.FrameType | None, *, in_loop: bool = False) -> list[types.FrameType]:
+    """Return the frames of a thread as `frames_of` does, without those of this package, which asks."""
+    return [one for one in frames_of(innermost, in_loop=in_loop) if not one.f_code.co_filename.startswith(_OWN_FOLDER)]
 
 
 def position(frame: types.FrameType) -> ast.expr | None:

@@ -26,15 +26,13 @@ import threading
 import types
 from collections.abc import Generator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._why.builder import threads, wait_graph
+from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, WHY_VARIABLE, SessionState
-
-if TYPE_CHECKING:
-    from aiohooks._why.graph import WaitGraph
 
 _logger = logging.getLogger("aiohooks")
 _ANSWER_SECS = 0.25
@@ -253,7 +251,12 @@ def _answer() -> bytes:
         return process_graph().to_json().encode()
     except Exception as error:
         _logger.exception("why this process waits could not be found out")
-        return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+        return unanswered(os.getpid(), f"{type(error).__name__}: {error}").to_json().encode()
+
+
+def unanswered(pid: int, why: str) -> WaitGraph:
+    """Return the graph of a process that has none, with the reason."""
+    return WaitGraph((), (), (f"process {pid}: {why}",))
 
 
 def why_folder(*, make: bool = False) -> Path:

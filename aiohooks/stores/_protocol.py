@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import socket
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, SupportsIndex
 
@@ -331,6 +332,18 @@ class Expire(NamedTuple):
 def exit_writer(process: str) -> str:
     """Return the writer of the exits and failures of a process, which are numbered on their own."""
     return f"{process}/"
+
+
+def host_and_pid(process: str) -> tuple[str, str]:
+    """Return the two parts of a process, which is named as `host:pid:word`."""
+    host, _, pid = process.rpartition(":")[0].rpartition(":")
+    return host, pid
+
+
+def local_pid(process: str) -> int | None:
+    """Return the id of a process that is on this machine; None of another one."""
+    host, pid = host_and_pid(process)
+    return int(pid) if host == socket.gethostname() and pid.isdecimal() else None
 
 
 Request = Write | Join | Leave | Lead | Fail | Expire

@@ -7,7 +7,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import os
-import socket
 from asyncio import get_running_loop
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -15,7 +14,18 @@ from typing import Any, ClassVar, Literal, Self
 from aiohooks._aio.clock import monotonic_now
 from aiohooks._diagnostics import Awaited, Waiting, process_state
 from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopError
-from aiohooks.stores._protocol import MAX_STEP, Member, Position, RunReport, StoreStatistics, Term, checked_step, checked_timeout
+from aiohooks.stores._protocol import (
+    MAX_STEP,
+    Member,
+    Position,
+    RunReport,
+    StoreStatistics,
+    Term,
+    checked_step,
+    checked_timeout,
+    host_and_pid,
+    local_pid,
+)
 from aiohooks.stores._waiting import Changes, ChangeWaiter, WaitRegistry
 from aiohooks.stores.publishers import OwnWaits, Publisher, Publishers, publisher_summary
 
@@ -323,8 +333,8 @@ class StepStore(Waiting):
 
     def _awaited_member(self, member: Member, lease: str = "") -> Awaited:
         """Return a publisher of another process, as what is waited for."""
-        host, _, pid = member.process.rpartition(":")[0].rpartition(":")
-        state = process_state(int(pid)) if pid.isdecimal() and host == socket.gethostname() else None
+        host, pid = host_and_pid(member.process)
+        state = None if (here := local_pid(member.process)) is None else process_state(here)
         waits = f"waits for step {member.waits_for}" if member.waits_for > self.latest.step else ""
         detail = "; ".join(filter(None, (state, lease, waits)))
         return Awaited("process", f"{member.name}, process {pid} on {host}", detail, key=f"publisher {member.id}")

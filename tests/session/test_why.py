@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -205,6 +206,8 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
         ("4194304", 1, "process 4194304: does not exist any more"),
         ("memory://x", 2, "memory:// is a store within one process"),
         ("http://127.0.0.1:9/", 1, "no service answers at http://127.0.0.1:9/"),
+        ("http://user:word@127.0.0.1:9/", 1, "no service answers at http://127.0.0.1:9/"),
+        ("http://[::1/", 2, "this is no http:// URL: Invalid IPv6 URL"),
     ],
 )
 def test_what_cannot_be_asked(target: str, code: int, says: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,6 +215,23 @@ def test_what_cannot_be_asked(target: str, code: int, says: str, folder: Path, c
     assert main(["why", target]) == code
     printed = capsys.readouterr()
     assert says in printed.out + printed.err
+
+
+def test_a_server_that_does_not_speak_http(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no service, and the command says so."""
+
+    def greet() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"SSH-2.0-one\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        assert main(["why", f"http://127.0.0.1:{server.getsockname()[1]}/"]) == 1
+        greeting.join()
+    assert "this is not a service of a session: BadStatusLine(" in capsys.readouterr().err
 
 
 def test_the_registration_of_a_killed_process_is_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

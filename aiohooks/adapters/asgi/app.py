@@ -311,7 +311,8 @@ def _endpoint(
 
 def _file_server(name: str, media_type: str, controls: bool) -> Callable[[Request], Awaitable[Response]]:
     content = importlib.resources.files("aiohooks.adapters.asgi").joinpath("_page", name).read_bytes()
-    content = content.replace(b"<html ", b"<html data-controls " if controls else b"<html ")  # which shows the buttons
+    if controls:
+        content = content.replace(b"<html ", b"<html data-controls ")  # which shows the buttons
 
     async def serve_file(request: Request) -> Response:
         return Response(content, media_type=media_type)

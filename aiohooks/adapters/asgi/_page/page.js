@@ -217,7 +217,7 @@ async function showWhy() {
   if (asking || !byId("why-part").open) return;
   asking = true;
   try {
-    const response = await fetch("why", { headers: token ? { Authorization: `Bearer ${token}` } : {}, cache: "no-store" });
+    const response = await fetch("why", { headers, cache: "no-store" });
     if (!response.ok) throw new Error(response.status === 404 ? "needs SessionService(controls=True)" : (await response.json()).message);
     const graph = await response.json();
     byId("why").replaceChildren(whyPicture(graph));
