@@ -31,6 +31,7 @@ class ThreadQueue(abc.ABC, Generic[T]):
         self._changed = threading.Condition()  # guards the attributes below
         self._waiting: deque[T] = deque()
         self._active: list[T] = []
+        self._reporting = False
         self._stopping = False
         self._waiters: list[asyncio.Future[None]] = []  # for the end of a batch
         self._ends: list[asyncio.Future[None]] = []
@@ -60,11 +61,12 @@ class ThreadQueue(abc.ABC, Generic[T]):
                 error = raised
             with self._changed:
                 report = self.done(items, error) if self._active is items else None  # or they have been taken back
-                self._active, error = [], None
-                waiters, self._waiters = self._waiters, []
+                self._active, error, self._reporting = [], None, report is not None
             if report is not None:
                 report()
-                report = None
+            with self._changed:
+                self._reporting, report = False, None
+                waiters, self._waiters = self._waiters, []
             _wake_threadsafe(waiters)
         self.ended()
         _wake_threadsafe(self._ends)
@@ -117,14 +119,14 @@ class ThreadQueue(abc.ABC, Generic[T]):
             await self._wait_for_batch()
 
     async def drain(self) -> None:
-        """Wait until all items are done."""
-        while self.left:
+        """Wait until all items are done, and reported."""
+        while self.left or self._reporting:
             await self._wait_for_batch()
 
     async def _wait_for_batch(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._changed:
-            if not self.left:
+            if not (self.left or self._reporting):
                 return
             self._waiters.append(waiter)
         await waiter

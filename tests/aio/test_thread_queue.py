@@ -133,18 +133,21 @@ async def test_nothing_is_queued_after_the_end() -> None:
 
 
 async def test_a_report_is_made_when_the_queue_does_not_wait() -> None:
-    """What logs it may wait for the event loop, which uses the queue."""
+    """What logs it may wait for the event loop, which uses the queue; a drain waits for the report, and room does not."""
 
     class Reporting(Numbers):
         def done(self, items: list[int], error: BaseException | None) -> Any:
             return lambda: asyncio.run_coroutine_threadsafe(self.use(items), loop).result()
 
         async def use(self, items: list[int]) -> None:
+            draining = await parked(self.drain())
+            await self.wait_for_room()
             self.record.append((items, self.left))
+            assert not draining.done()
 
-    loop, queue = asyncio.get_running_loop(), Reporting(max_batch=1)
+    loop, queue = asyncio.get_running_loop(), Reporting(max_queue=1, max_batch=1)
     queue.add(1)
     queue.gate.release()
-    await until_true(lambda: bool(queue.record))
+    await queue.drain()
     assert queue.record == [([1], 0)]
     assert await finished(queue) == [([1], 0), "ended"]

@@ -146,7 +146,7 @@ class Training:
     @property
     def starts(self) -> dict[str, tuple[int, int]]:
         found = re.findall(r"((?:chief|worker \d+)): asked to start at step (\d+), started at step (\d+)", self.output)
-        return {name: (int(asked), int(seen)) for name, asked, seen in found}
+        return {name: (int(asked), int(seen)) for name, asked, seen in sorted(found)}  # processes print in any order
 
     @property
     def ends(self) -> dict[str, tuple[int, str]]:
