@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
 import operator
@@ -373,6 +375,12 @@ CERTIFICATE_HINTS = (
     ("certificate is not valid for", "it is for another name; give a name that is in it as the host"),
 )
 """What to do about a server's certificate, by a part of the text of its error."""
+
+
+def abort_transport(transport: asyncio.WriteTransport) -> None:
+    """Close a connection without waiting for anything."""
+    with contextlib.suppress(AttributeError):  # Python 3.11.2, which Debian 12 has, raises it where TLS has ended already
+        transport.abort()
 
 
 def damaged_error(run: str, path: str, *, found: str, expected: str, delete: str) -> StoreDamagedError:

@@ -14,7 +14,7 @@ from urllib.parse import ParseResult, unquote, urlsplit
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks._aio.clock import Clock, wait_woken, wake
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
-from aiohooks.stores._protocol import CERTIFICATE_HINTS, logger
+from aiohooks.stores._protocol import CERTIFICATE_HINTS, abort_transport, logger
 
 try:
     from nats.aio.client import Client
@@ -181,7 +181,7 @@ class _TcpTransport(Transport):
         """Close the connection without waiting for anything."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.transport.abort()
+            abort_transport(writer.transport)
 
 
 class NatsConnection:

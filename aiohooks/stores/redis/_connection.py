@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._protocol import CERTIFICATE_HINTS
+from aiohooks.stores._protocol import CERTIFICATE_HINTS, abort_transport
 
 _NO_RIGHTS = "the user may not do that; give it the rights in docs/guides/engine-redis.md (ACL SETUSER)"
 _OTHER_NODE = (
@@ -213,7 +213,7 @@ class RedisConnection:
         self._replies.clear()
         # A TLS connection would try to say goodbye for half a minute where the other side is gone.
         if self._writer is not None:
-            self._writer.transport.abort()
+            abort_transport(self._writer.transport)
         if self._reader is not None:
             self._reader.cancel()
         for other in self._together:
@@ -257,7 +257,7 @@ class RedisConnection:
         with contextlib.suppress(Exception):  # it is broken already
             await self._client.disconnect(nowait=True)
         if self._writer is not None:
-            self._writer.transport.abort()
+            abort_transport(self._writer.transport)
             # In a task: a cancel of this one would cancel the future of the streams, and with it whoever waits for that next.
             closed = asyncio.ensure_future(self._writer.wait_closed())
             closed.add_done_callback(retrieve_exception)

@@ -223,7 +223,8 @@ async def run_in_a_place(scenario: Scenario) -> None:
     probe = Probe(root)
     place = choose(*PLACES, name="place")(probe)
     run = scenario(probe, choose(*range(16), name="seed"))
-    stale = 0 if place.in_child else choose(0, 1, name="stale cancels")
+    # `asyncio.timeout` counted stale cancels as its own before 3.11.3 (gh-102780).
+    stale = 0 if place.in_child or sys.version_info < (3, 11, 3) else choose(0, 1, name="stale cancels")
     for _ in range(stale):  # the task has swallowed cancels before, as tasks do; they must make no difference
         asyncio.Task.cancel(root)
         with contextlib.suppress(asyncio.CancelledError):
