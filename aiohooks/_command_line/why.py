@@ -57,7 +57,7 @@ def print_why(target: str, run: str | None, *, address: str | None, as_json: boo
         graph = _ask_run(name, report)
     else:
         graph = _ask_run(target, None)
-    print(graph.to_json() if as_json else "\n".join(printable(line, _MOST_SHOWN) for line in graph.lines()))
+    print(graph.to_json() if as_json else "\n".join(printable(line, _MOST_SHOWN) for line in str(graph).splitlines()))
     return 1 if graph.notes else 0
 
 
@@ -68,10 +68,8 @@ def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
     processes = dict.fromkeys((*_registered(run), *here))
     if not processes and report is None:
         raise AiohooksError(f"no process of a run {run!r} can be asked on this machine; {_HOW}")
-    graphs: list[WaitGraph] = []
-    if processes:
-        with ThreadPoolExecutor(len(processes)) as threads:
-            graphs = [*threads.map(_ask, processes)]
+    with ThreadPoolExecutor(len(processes) or 1) as threads:
+        graphs = [*threads.map(_ask, processes)]
     known = {node.id for graph in graphs for node in graph.nodes}
     remote = [one for one in published if local_pid(one.process) is None]
     unknown = [one for one in remote if not any(f"publisher {one.process}/" in node for node in known)]
@@ -109,22 +107,17 @@ def _ask(pid: int) -> WaitGraph:
                     break
                 parts.append(part)
         except TimeoutError:
-            stuck = "it is in C code that does not let Python's other threads run"
-            return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
+            stuck, kernel = "it is in C code that does not let Python's other threads run", ""
+            with contextlib.suppress(OSError):
+                where = Path(f"/proc/{pid}/wchan").read_text()
+                kernel = "" if where in ("", "0") else f"; in the kernel: {where}"
+            return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{kernel}")
         except (FileNotFoundError, ConnectionRefusedError):
             return unanswered(pid, f"cannot be asked: {_HOW}")
     try:
         return WaitGraph.from_json(b"".join(parts))
     except ValueError:  # nothing, or a part of it
         return unanswered(pid, "it has ended meanwhile")
-
-
-def _in_kernel(pid: int) -> str:
-    """Return where in the kernel a process waits, if that is shown."""
-    with contextlib.suppress(OSError):
-        where = Path(f"/proc/{pid}/wchan").read_text()
-        return "" if where in ("", "0") else f"; in the kernel: {where}"
-    return ""
 
 
 def _ask_service(target: str) -> WaitGraph:

@@ -30,15 +30,16 @@ import anyio
 from aiohooks._diagnostics import (
     PACKAGE,
     Awaited,
-    AwaitedCall,
     Needs,
     awaited_in,
     coroutine_of,
+    frames_of,
     is_library,
     is_task,
+    links_of,
     process_state,
 )
-from aiohooks._why.frames import asked_frames, entered, expression, held_by, links_of, position, refers, value_of
+from aiohooks._why.frames import entered, expression, held_by, inner_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
@@ -162,10 +163,6 @@ class _Builder:
         """Return the nodes of something that is waited for."""
         if isinstance(thing, Awaited):
             return [self._add_awaited(thing)]
-        if isinstance(thing, AwaitedCall):
-            node = self._add_task(thing.task)
-            self._change(node, kind=thing.kind, name=printable(thing.name), secs=thing.secs)
-            return [node]
         if is_task(thing):
             return [] if thing.done() else [self._add_task(thing)]
         if isinstance(thing, threading.Thread):
@@ -175,6 +172,10 @@ class _Builder:
         return self._of_future(thing) if asyncio.isfuture(thing) else []
 
     def _add_awaited(self, one: Awaited) -> str:
+        if is_task(one.key):
+            node = self._add_task(one.key)
+            self._change(node, kind=one.kind, name=printable(one.name), secs=one.secs)
+            return node
         more: dict[str, Any] = {"detail": printable(one.detail, _MOST_DETAIL), "secs": one.secs}
         node, is_new = self._add(one if one.key is None else one.key, one.kind, printable(one.name), **more)
         if (by := one.by) is not None and is_new:
@@ -203,7 +204,7 @@ class _Builder:
 
     def _expand_task(self, task: asyncio.Task[Any], node: str) -> None:
         if task in self._running:
-            frames = asked_frames(self._running[task], in_loop=True)
+            frames = frames_of(self._running[task], in_loop=True)
             node, complete = self._walk(node, frames)
             self._change(node, detail="runs; the event loop waits for it")
             if not complete:
@@ -231,23 +232,19 @@ class _Builder:
             self._place(node, part[:-1] or part)
             if isinstance(awaited, Awaited) and awaited.kind == "calls":
                 if isinstance(awaited.key, Awaited):
-                    node, _ = self._joined(node, awaited.key)
+                    session = self._add_awaited(awaited.key)
+                    self._connect(node, [session])
+                    node = session
                 calls = () if awaited.by is None else awaited.by()
                 self._connect(node, itertools.chain.from_iterable(map(self._targets, calls)), awaited.needs)
                 return node, True
-            node, is_end = self._joined(node, awaited)
-            if is_end:
+            targets = self._targets(awaited)
+            self._connect(node, targets)
+            if not isinstance(awaited, Awaited) or awaited.ends:
                 return node, True
-            part = [frame]
+            node, part = targets[0], [frame]
         self._place(node, part)
         return node, False
-
-    def _joined(self, node: str, awaited: Any) -> tuple[str, bool]:
-        targets = self._targets(awaited)
-        self._connect(node, targets)
-        if isinstance(awaited, Awaited) and not awaited.ends:
-            return targets[0], False
-        return node, True
 
     def _place(self, node: str, frames: Sequence[types.FrameType]) -> None:
         """Note the line of a node: the innermost of the user's own, or else of all, which has no function then."""
@@ -279,7 +276,7 @@ class _Builder:
                 is_held = thread.ident == int(owner[1])
             else:
                 is_held = isinstance(thing, _THREAD_LOCKS) and any(
-                    one is thing for frame in asked_frames(self._stacks.get(thread.ident or 0)) for one in entered(frame)
+                    one is thing for frame in frames_of(self._stacks.get(thread.ident or 0)) for one in entered(frame)
                 )
             if is_held:
                 found.append(thread)
@@ -319,7 +316,7 @@ class _Builder:
         name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
         node, is_new = self._add(f"{self._process}/thread {ident}", "thread", name)
         if is_new:
-            frames = asked_frames(self._stacks.get(ident))
+            frames = frames_of(self._stacks.get(ident))
             self._ahead.append(lambda: self._expand_running(node, frames))
         return node
 
@@ -333,7 +330,7 @@ class _Builder:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
         busy: list[str] = []
         for ident, innermost in self._stacks.items():
-            for frame in asked_frames(innermost):
+            for frame in frames_of(innermost):
                 work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
                 if isinstance(work, _WORK_ITEM):
                     node = self._add_thread(ident)
@@ -438,11 +435,7 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
 
 
 def _closure(callback: object) -> list[Any]:
-    found: list[Any] = []
-    for cell in callback.__closure__ or () if isinstance(callback, types.FunctionType) else ():
-        with contextlib.suppress(ValueError):  # it is empty
-            found.append(cell.cell_contents)
-    return found
+    return [inner_of(cell) for cell in callback.__closure__ or ()] if isinstance(callback, types.FunctionType) else []
 
 
 def _address(peer: Any) -> str:

@@ -206,7 +206,7 @@ class WatchdogHook(SessionRunHook):
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
         state = str(activity) if status is None else str(status)
         try:
-            graph = "\n  ".join(wait_graph([asyncio.get_running_loop()]).lines())
+            graph = str(wait_graph([asyncio.get_running_loop()])).replace("\n", "\n  ")
         except Exception as error:  # the stall is reported all the same
             graph = f"could not be found out: {error!r}"
         report = f"{summary}\n{state}\nwhy:\n  {graph}\n{self._format_tasks(status)}"

@@ -15,6 +15,11 @@ from pathlib import Path
 import aiohooks as ah
 
 
+def unfolded(text: str) -> str:
+    """Return the text of a wait-for graph with each chain of waits in one line."""
+    return text.replace("\n    ", " ")
+
+
 def ready() -> None:
     """Say that the program is about to hang."""
     print("ready", flush=True)
