@@ -173,11 +173,11 @@ def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, .
     """Leave out what is behind the beginning of a deadlock, and calls and tasks of the library that add nothing."""
     kept: list[WaitNode] = []
     for node, after in itertools.zip_longest(chain, chain[1:]):
-        is_told = kept and (
+        adds_nothing = kept and (
             (node.kind == "call" and kept[-1].secs is not None)
             or (node.kind in ("task", "internal task") and after is not None and after.kind == "thread")
         )
-        if node.function is not None or after is None or not is_told:
+        if node.function is not None or after is None or not adds_nothing:
             kept.append(node)
         if node.id in ends:
             break
@@ -187,3 +187,7 @@ def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, .
 def _short_place(where: str, *, is_own: bool) -> str:
     """Return a place of the user's own code from the current directory on, one of a library without its folder."""
     return where.removeprefix(os.getcwd() + os.sep) if is_own else "/".join(where.split(os.sep)[-2:])
+
+
+for _public in (WaitEdge, WaitGraph, WaitNode):
+    _public.__module__ = "aiohooks.session"  # which imports them when they are first used

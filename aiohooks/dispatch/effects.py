@@ -73,6 +73,9 @@ class EffectKey(str):
 
     __slots__ = ()
 
+    def __new__(cls, key: str) -> Self:
+        return super().__new__(cls, key)
+
     def __await__(self) -> Generator[Any, Any, Self]:
         return self
         yield
