@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,13 @@ from aiohooks._aio.fork import call_after_fork
 from aiohooks._why.builder import threads, wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, WHY_VARIABLE, SessionState
+from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, RUN_LOOPS, WHY_VARIABLE, SessionState
 
 _logger = logging.getLogger("aiohooks")
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
 _SEND_SECS, _PAUSE_SECS = 2.0, 1.0
-_SIGNALS = "SIGUSR1", "SIGQUIT"
+_SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
 def why_session(state: SessionState) -> WaitGraph:
@@ -90,20 +90,7 @@ def _is_idle(frame: types.FrameType) -> bool:
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
     """Return the loops that `run` runs, and those of open sessions, each with its thread."""
     sessions = {state.loop: state.thread for state in list(OPEN_SESSIONS) if state.loop is not None}
-    return {loop: thread for loop, thread in {**_loops, **sessions}.items() if not loop.is_closed()}
-
-
-_loops: dict[asyncio.AbstractEventLoop, int] = {}
-
-
-@contextlib.contextmanager
-def asked_about(loop: asyncio.AbstractEventLoop) -> Generator[None]:
-    """Have the answers show a loop of this thread, also without a session."""
-    _loops[loop] = threading.get_ident()
-    try:
-        yield
-    finally:
-        del _loops[loop]
+    return {loop: thread for loop, thread in {**RUN_LOOPS, **sessions}.items() if not loop.is_closed()}
 
 
 # -- being asked
@@ -138,11 +125,10 @@ def _install_signals() -> None:
     if threading.current_thread() is not threading.main_thread():
         _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
         return
-    for name in _SIGNALS:
-        number = getattr(signal, name, None)
-        if number is not None and (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
-            _logger.warning("%s does not print why this process waits: it has a handler already, %r", name, handler)
-        elif number is not None:
+    for number in _SIGNALS:
+        if (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
+            _logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
+        else:
             signal.signal(number, _print_why)
 
 
@@ -174,17 +160,16 @@ class _Server:
             self._socket.close()
             raise OSError(error.errno, f"the socket {self._paths[0]} could not be made: {error.strerror or error}") from error
         self._runs: dict[str, None] = {}
-        for state in list(OPEN_SESSIONS):
-            self._runs.update({state.store.run: None} if state.store is not None else {})
         self._register()
-        ON_OPEN.append(self._note_run)
+        for state in list(OPEN_SESSIONS):
+            self.note_run(state)
         call_after_fork(self)
         atexit.register(self.stop)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="aiohooks why", daemon=True)
         self._thread.start()
 
-    def _note_run(self, state: SessionState) -> None:
+    def note_run(self, state: SessionState) -> None:
         """Note which runs the process takes part in: they may be asked for when it cannot answer."""
         if state.store is not None and state.store.run not in self._runs:
             self._runs[state.store.run] = None
@@ -212,8 +197,6 @@ class _Server:
 
     def stop(self) -> None:
         """Close the socket, and remove it."""
-        atexit.unregister(self.stop)
-        ON_OPEN.remove(self._note_run)
         self._stopped.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -227,23 +210,18 @@ class _Server:
         global _server
         self._socket.close()
         atexit.unregister(self.stop)
-        ON_OPEN.remove(self._note_run)
         _server = None
 
 
 _server: _Server | None = None
 
 
-def disable_why() -> None:
-    """Undo `enable_why`."""
-    global _server
-    server, _server = _server, None
-    if server is not None:
-        server.stop()
-    for name in _SIGNALS:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is _print_why:
-            signal.signal(number, signal.SIG_DFL)
+def _note_run(state: SessionState) -> None:
+    if _server is not None:
+        _server.note_run(state)
+
+
+ON_OPEN.append(_note_run)
 
 
 def _answer() -> bytes:

@@ -20,7 +20,7 @@ import aiohooks as ah
 from aiohooks.__main__ import main
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session import why
-from tests.support.hangs import unfolded
+from tests.support.hangs import disable_why, unfolded
 from tests.support.processes import run_python
 from tests.support.sessions import double, use_up
 from tests.support.waiting import ticks
@@ -48,7 +48,7 @@ async def opened(*hooks: ah.SessionRunHook, **options: Any) -> AsyncGenerator[ah
         async with ah.AsyncMonitoredSession(step, hooks, name="chief", **options) as session:
             yield session
     finally:
-        why.disable_why()
+        disable_why()
 
 
 async def step() -> None:
