@@ -57,7 +57,7 @@ def wait_graph(
     loops: Iterable[asyncio.AbstractEventLoop] = (),
     *,
     also: Iterable[object] = (),
-    blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType | None] | None = None,
+    blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType] = types.MappingProxyType({}),
 ) -> WaitGraph:
     """Return the wait-for graph of all tasks of the loops, and of what else is given.
 
@@ -66,7 +66,8 @@ def wait_graph(
         also: what else to show.
         blocked: loops that cannot run now, each with what its thread runs.
     """
-    return _Builder([*loops], blocked or {}).build(also)
+    builder = _Builder(loops, blocked, _MOST_TASKS)
+    return builder.build([*also, *builder.tasks])
 
 
 def threads() -> list[threading.Thread]:
@@ -84,7 +85,7 @@ def why(*waited_for: object) -> str:
         return ""
     _made.append(now)
     try:
-        graph = _Builder([asyncio.get_running_loop()], {}, _IN_SHORT).build(waited_for, only=True)
+        graph = _Builder([asyncio.get_running_loop()], {}, _IN_SHORT).build(waited_for)
         return "; ".join(graph.lines()[:3]) if graph.edges else ""
     except Exception as error:  # the error that is to have this note is raised all the same
         return f"what it waited for could not be found out: {error!r}"
@@ -94,10 +95,7 @@ class _Builder:
     """Makes one graph. What has been looked at is kept until then, so that ids stay unique."""
 
     def __init__(
-        self,
-        loops: list[asyncio.AbstractEventLoop],
-        blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType | None],
-        most: int = _MOST_TASKS,
+        self, loops: Iterable[asyncio.AbstractEventLoop], blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType], most: int
     ) -> None:
         self._process = os.getpid()
         self._loops, self._most = loops, most
@@ -112,14 +110,12 @@ class _Builder:
         self._searches: deque[Callable[[], None]] = deque()
 
     @functools.cached_property
-    def _all(self) -> list[asyncio.Task[Any]]:
+    def tasks(self) -> list[asyncio.Task[Any]]:
         return [*itertools.islice(itertools.chain.from_iterable(map(asyncio.all_tasks, self._loops)), self._most)]
 
-    def build(self, also: Iterable[object], *, only: bool = False) -> WaitGraph:
-        for one in also:
+    def build(self, things: Iterable[object]) -> WaitGraph:
+        for one in things:
             self._targets(one)
-        for task in () if only else self._all:
-            self._add_task(task)
         while self._ahead or self._searches:
             (self._ahead or self._searches).popleft()()
         self._merge_tasks_of_sessions()
@@ -212,9 +208,8 @@ class _Builder:
             return
         links = [*links_of(coroutine_of(task))]
         node, complete = self._walk(node, [frame for frame, _ in links if frame is not None])
-        end = links[-1][1] if links else None
-        if not complete and asyncio.isfuture(end):
-            self._connect(node, self._of_future(end))
+        if links and not complete:
+            self._connect(node, self._targets(links[-1][1]))
         if (capture := getattr(asyncio, "capture_call_graph", None)) is not None:  # Python 3.14: its own record of the waiters
             with contextlib.suppress(RuntimeError):
                 record: Any = capture(task)
@@ -257,8 +252,6 @@ class _Builder:
 
     def _of_future(self, future: Any) -> list[str]:
         """Return what sets a future that is no task, as far as that can be seen."""
-        if is_task(future):
-            return self._targets(future)
         found = [*(getattr(future, "_children", None) or ())]  # of `asyncio.gather`
         for callback, _ in getattr(future, "_callbacks", None) or ():
             # `shield` and `wrap_future` have the other future in a closure.
@@ -286,14 +279,14 @@ class _Builder:
     def _held(self) -> dict[int, list[asyncio.Task[Any]]]:
         """The tasks that hold something, by its id."""
         found: dict[int, list[asyncio.Task[Any]]] = {}
-        for task in self._all:
+        for task in self.tasks:
             for one in held_by(task):
                 found.setdefault(id(one), []).append(task)
         return found
 
     def users(self, thing: object, key: object) -> Iterator[asyncio.Task[Any]]:
         """Return the tasks that have something in a variable, or in an attribute of one, and do not wait for its node."""
-        self._searched += len(self._all)
+        self._searched += len(self.tasks)
         if self._searched > _MOST_SEARCHED:
             return
         waiters: dict[str, list[str]] = {}
@@ -305,7 +298,7 @@ class _Builder:
             if (node := ahead.pop()) not in waiting:
                 waiting.add(node)
                 ahead += waiters.get(node, ())
-        for task in self._all:
+        for task in self.tasks:
             if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
                 yield task
 
@@ -393,7 +386,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
         case asyncio.StreamReader(), "_wait_for_data":
             transport = vars(owner).get("_transport")
             peer = None if transport is None else transport.get_extra_info("peername")
-            return Awaited("connection", f"data from {_address(peer)}", key=at)
+            source = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else peer or "a connection"
+            return Awaited("connection", f"data from {source}", key=at)
         case asyncio.subprocess.Process(), ("wait" | "communicate"):
             return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "", key=at)
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
@@ -436,7 +430,3 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
 
 def _closure(callback: object) -> list[Any]:
     return [inner_of(cell) for cell in callback.__closure__ or ()] if isinstance(callback, types.FunctionType) else []
-
-
-def _address(peer: Any) -> str:
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "a connection")
