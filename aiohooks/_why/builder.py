@@ -106,8 +106,8 @@ class _Builder:
         self._nodes: dict[str, WaitNode] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
         self._searched = 0
-        self._ahead: deque[Callable[[], None]] = deque()
-        self._searches: deque[Callable[[], None]] = deque()
+        self._ahead: deque[Callable[[], object]] = deque()
+        self._searches: deque[Callable[[], object]] = deque()
 
     @functools.cached_property
     def tasks(self) -> list[asyncio.Task[Any]]:
@@ -132,17 +132,18 @@ class _Builder:
 
     # -- nodes and edges
 
-    def _add(self, key: object, kind: str, name: str, **more: Any) -> tuple[str, bool]:
-        """Return the id of a node, and whether it is new."""
+    def _add(
+        self, key: object, kind: str, name: str, expand: Callable[[str], object], *, is_search: bool = False, **more: Any
+    ) -> str:
+        """Return the id of a node; one that is new is expanded later, by a search when the rest is known."""
         if not isinstance(key, str):
             self._kept.append(key)
             key = id(key)
-        node = self._ids.get(key)
-        if node is not None:
-            return node, False
-        node = self._ids[key] = key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
-        self._nodes[node] = WaitNode(node, kind, name, process=self._process, **more)
-        return node, True
+        if key not in self._ids:
+            node = self._ids[key] = key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
+            self._nodes[node] = WaitNode(node, kind, name, process=self._process, **more)
+            (self._searches if is_search else self._ahead).append(lambda: expand(node))
+        return self._ids[key]
 
     def _change(self, node: str, **changes: Any) -> None:
         self._nodes[node] = dataclasses.replace(self._nodes[node], **changes)
@@ -172,29 +173,24 @@ class _Builder:
             node = self._add_task(one.key)
             self._change(node, kind=one.kind, name=printable(one.name), secs=one.secs)
             return node
-        more: dict[str, Any] = {"detail": printable(one.detail, _MOST_DETAIL), "secs": one.secs}
-        node, is_new = self._add(one if one.key is None else one.key, one.kind, printable(one.name), **more)
-        if (by := one.by) is not None and is_new:
 
-            def connect() -> None:
-                if one.kind == "session" and any(waiter == node for waiter, _ in self._edges):
-                    return  # it is in a run; otherwise it waits for what its block does
-                found = self._connect(node, itertools.chain.from_iterable(map(self._targets, by())), one.needs)
-                if not found and one.not_found:
-                    said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
-                    self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
+        def connect(node: str) -> None:
+            if one.by is None or (one.kind == "session" and any(waiter == node for waiter, _ in self._edges)):
+                return  # a session in a run; otherwise it waits for what its block does
+            found = self._connect(node, itertools.chain.from_iterable(map(self._targets, one.by())), one.needs)
+            if not found and one.not_found:
+                said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
+                self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
 
-            (self._ahead if one.not_found is None else self._searches).append(connect)
-        return node
+        key, detail = one if one.key is None else one.key, printable(one.detail, _MOST_DETAIL)
+        more: dict[str, Any] = {"detail": detail, "secs": one.secs, "is_search": one.not_found is not None}
+        return self._add(key, one.kind, printable(one.name), connect, **more)
 
     def _add_task(self, task: asyncio.Task[Any]) -> str:
         code = getattr(coroutine_of(task), "cr_code", None)
         is_internal = code is not None and code.co_filename.startswith(PACKAGE) and code.co_name.startswith("_")
         kind = "internal task" if is_internal else "task"
-        node, is_new = self._add(task, kind, f"task {printable(task.get_name())!r}")
-        if is_new:
-            self._ahead.append(lambda: self._expand_task(task, node))
-        return node
+        return self._add(task, kind, f"task {printable(task.get_name())!r}", lambda node: self._expand_task(task, node))
 
     # -- chains of awaits
 
@@ -212,10 +208,9 @@ class _Builder:
             self._connect(node, self._targets(links[-1][1]))
         if (capture := getattr(asyncio, "capture_call_graph", None)) is not None:  # Python 3.14: its own record of the waiters
             with contextlib.suppress(RuntimeError):
-                record: Any = capture(task)
-                waiters = [one.future for one in record.awaited_by if is_task(one.future)]
-                for waiter in waiters:
-                    self._connect(self._add_task(waiter), [self._ids[id(task)]], "perhaps")
+                for waiter in capture(task).awaited_by:
+                    if is_task(waiter.future):
+                        self._connect(self._add_task(waiter.future), [self._ids[id(task)]], "perhaps")
 
     def _walk(self, node: str, frames: Sequence[types.FrameType]) -> tuple[str, bool]:
         """Add what has a name in a chain of awaits; return the last node, and whether the end of the chain is known."""
@@ -263,15 +258,10 @@ class _Builder:
     def holders(self, thing: object) -> list[asyncio.Task[Any] | threading.Thread]:
         """Return the tasks and threads that are in a `with` block of something."""
         found: list[Any] = [*self._held.get(id(thing), ())]
-        owner = re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, type(threading.RLock())) else None
-        for thread in threads():
-            if owner is not None:
-                is_held = thread.ident == int(owner[1])
-            else:
-                is_held = isinstance(thing, _THREAD_LOCKS) and any(
-                    one is thing for frame in frames_of(self._stacks.get(thread.ident or 0)) for one in entered(frame)
-                )
-            if is_held:
+        owner = re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, _THREAD_LOCKS) else None  # of an RLock
+        for thread in threads() if isinstance(thing, _THREAD_LOCKS) else ():
+            held = (one for frame in frames_of(self._stacks.get(thread.ident or 0)) for one in entered(frame))
+            if any(one is thing for one in held) if owner is None else thread.ident == int(owner[1]):
                 found.append(thread)
         return found
 
@@ -289,15 +279,10 @@ class _Builder:
         self._searched += len(self.tasks)
         if self._searched > _MOST_SEARCHED:
             return
-        waiters: dict[str, list[str]] = {}
-        for (waiter, awaited), needs in self._edges.items():
-            if needs == "all":
-                waiters.setdefault(awaited, []).append(waiter)
-        ahead, waiting = [self._ids[key]], set[str]()
-        while ahead:
-            if (node := ahead.pop()) not in waiting:
-                waiting.add(node)
-                ahead += waiters.get(node, ())
+        waiting, more = set[str](), {self._ids[key]}
+        while more:
+            waiting |= more
+            more = {one for (one, other), needs in self._edges.items() if needs == "all" and other in more} - waiting
         for task in self.tasks:
             if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
                 yield task
@@ -307,11 +292,8 @@ class _Builder:
     def _add_thread(self, ident: int) -> str:
         thread = next((one for one in threads() if one.ident == ident), None)
         name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
-        node, is_new = self._add(f"{self._process}/thread {ident}", "thread", name)
-        if is_new:
-            frames = frames_of(self._stacks.get(ident))
-            self._ahead.append(lambda: self._expand_running(node, frames))
-        return node
+        frames = frames_of(self._stacks.get(ident))
+        return self._add(f"{self._process}/thread {ident}", "thread", name, lambda node: self._expand_running(node, frames))
 
     def _expand_running(self, node: str, frames: Sequence[types.FrameType]) -> None:
         """Add what code that runs in a thread, or blocks it, waits for."""
@@ -333,9 +315,8 @@ class _Builder:
         tasks = [one for callback in getattr(future, "_done_callbacks", ()) for one in _closure(callback) if is_task(one)]
         if tasks or not busy:
             return [*itertools.chain.from_iterable(map(self._targets, tasks))]
-        node, _ = self._add(future, "pool", "a free thread of the executor", detail=f"{len(busy)} are busy")
-        self._connect(node, busy, "any")
-        return [node]
+        name, detail = "a free thread of the executor", f"{len(busy)} are busy"
+        return [self._add(future, "pool", name, lambda node: self._connect(node, busy, "any"), detail=detail)]
 
 
 def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:
