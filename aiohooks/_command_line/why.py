@@ -31,16 +31,9 @@ _HOW = "start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True)"
 
 
 def print_why(target: str, run: str | None, *, address: str | None, as_json: bool) -> int:
-    """Ask processes why they wait, and print their answers as one graph.
+    """Ask processes why they wait, and print their answers as one graph; return the exit code: 1 if one has not answered.
 
-    Args:
-        target: the id of a process, the URL of a service or of a step store, or the name of a run.
-        run: the run in a step store.
-        address: the Ray cluster of `ray://` URLs.
-        as_json: whether to print the graph as JSON.
-
-    Returns:
-        The exit code: 0, or 1 if one of the processes has not answered.
+    `target` is the id of a process, the URL of a service or of a step store, which has the `run`, or the name of a run.
     """
     if target.isdecimal():
         graph = _ask(int(target))
@@ -101,11 +94,9 @@ def _ask(pid: int) -> WaitGraph:
         try:
             connection.settimeout(_SECS)
             connection.connect(str(path))
-            while True:
-                connection.settimeout(max(until - time.monotonic(), 0.001))
-                if not (part := connection.recv(1 << 16)):
-                    break
+            while part := connection.recv(1 << 16):
                 parts.append(part)
+                connection.settimeout(max(until - time.monotonic(), 0.001))
         except TimeoutError:
             stuck, kernel = "it is in C code that does not let Python's other threads run", ""
             with contextlib.suppress(OSError):
@@ -135,9 +126,8 @@ def _ask_service(target: str) -> WaitGraph:
         text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
         raise AiohooksError(f"the service answers {error.code}: {text}") from None
     except TimeoutError:
-        raise AiohooksError(
-            f"the service has not answered in {_SECS} s: its loop is blocked; ask its process by its id"
-        ) from None
+        hint = "its loop is blocked; ask its process by its id"
+        raise AiohooksError(f"the service has not answered in {_SECS} s: {hint}") from None
     except urllib.error.URLError as error:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
     except (http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:

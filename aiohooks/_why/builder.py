@@ -59,12 +59,9 @@ def wait_graph(
     also: Iterable[object] = (),
     blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType] = types.MappingProxyType({}),
 ) -> WaitGraph:
-    """Return the wait-for graph of all tasks of the loops, and of what else is given.
+    """Return the wait-for graph of all tasks of these loops, and of what is `also` given.
 
-    Args:
-        loops: the loops: of this thread, or that do not run meanwhile.
-        also: what else to show.
-        blocked: loops that cannot run now, each with what its thread runs.
+    The loops are of this thread, or do not run meanwhile; those that cannot run are in `blocked` with what their threads run.
     """
     builder = _Builder(loops, blocked, _MOST_TASKS)
     return builder.build([*also, *builder.tasks])

@@ -135,13 +135,7 @@ class Recording:
     )
 
     def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, run: str) -> None:
-        """Begin without effects.
-
-        Args:
-            kinds: the kinds that have handlers; None for any.
-            outbox: takes the effects of attempts that are committed.
-            run: the beginning of each key.
-        """
+        """Record for the outbox effects of these kinds (None: of any), under keys that begin with `run`."""
         self.kinds: Collection[str] | None = kinds
         self.outbox: Outbox | None = outbox
         self.run: str = run

@@ -38,6 +38,7 @@ _logger = logging.getLogger("aiohooks")
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
 _SEND_SECS, _PAUSE_SECS = 2.0, 1.0
+_IDLE_FUNCTIONS = "select", "run_forever", "run_until_complete", "run"
 _SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
@@ -77,14 +78,11 @@ def process_graph() -> WaitGraph:
 def _graph(loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]) -> WaitGraph:
     """Return the graph of these loops, each with its thread, given what the threads run whose loops cannot answer."""
     blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
-    in_callback = {loops[loop] for loop in blocked if asyncio.current_task(loop) is None and not _is_idle(blocked[loop])}
+    # A loop whose innermost frame is its own is idle: uvloop has no others.
+    busy = [loop for loop, frame in blocked.items() if frame.f_code.co_name not in _IDLE_FUNCTIONS]
+    in_callback = {loops[loop] for loop in busy if asyncio.current_task(loop) is None}
     sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
     return wait_graph(loops, also=[*sessions, *(one for one in threads() if one.ident in in_callback)], blocked=blocked)
-
-
-def _is_idle(frame: types.FrameType) -> bool:
-    """Return whether the innermost frame of a loop's thread is the loop's own: uvloop has no others."""
-    return frame.f_code.co_name in ("select", "run_forever", "run_until_complete", "run")
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
@@ -97,10 +95,7 @@ def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
 
 
 def enable_why() -> None:
-    """Let this process be asked why it waits, by `aiohooks why` and by signals; calling it twice is harmless.
-
-    A thread waits for questions, and costs nothing until there is one. Only the same user, and root, can ask. Signals that have a
-    handler are left alone.
+    """Let this process be asked why it waits, by `aiohooks why` of the same user, and by signals that have no handler yet.
 
     Raises:
         InvalidArgumentError: the directory of the sockets is not this user's alone.
