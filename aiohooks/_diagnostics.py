@@ -59,7 +59,7 @@ class Awaited(NamedTuple):
     kind: str
     name: str
     detail: str = ""
-    by: Callable[[], Iterable[Any]] | None = None
+    by: Callable[[], Iterable[Any]] = tuple
     key: object = None
     secs: float | None = None
     needs: Needs = "all"
@@ -102,10 +102,9 @@ def task_wait(task: asyncio.Task[Any]) -> TaskWait:
         frames.append(frame)
         awaited: Any = awaited_in(frame)
         if isinstance(awaited, Awaited):
-            if awaited.kind != "calls" and awaited.ends:
-                awaits = awaited.name
-            calls = () if awaited.kind != "calls" or awaited.by is None else awaited.by()
-            awaited = next((call.key for call in calls), None)
+            is_calls = awaited.kind == "calls"
+            awaits = awaited.name if awaited.ends and not is_calls else awaits
+            awaited = next((call.key for call in awaited.by()), None) if is_calls else None
         if awaited is not None:
             links = links_of(coroutine_of(awaited))
     return TaskWait(tuple(frames), awaits)

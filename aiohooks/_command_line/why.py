@@ -126,8 +126,8 @@ def _ask_service(target: str) -> WaitGraph:
         text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
         raise AiohooksError(f"the service answers {error.code}: {text}") from None
     except TimeoutError:
-        hint = "its loop is blocked; ask its process by its id"
-        raise AiohooksError(f"the service has not answered in {_SECS} s: {hint}") from None
+        advice = "its loop is blocked; ask its process by its id"
+        raise AiohooksError(f"the service has not answered in {_SECS} s: {advice}") from None
     except urllib.error.URLError as error:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
     except (http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -172,8 +172,8 @@ class _Builder:
             return node
 
         def connect(node: str) -> None:
-            if one.by is None or (one.kind == "session" and any(waiter == node for waiter, _ in self._edges)):
-                return  # a session in a run; otherwise it waits for what its block does
+            if one.kind == "session" and any(waiter == node for waiter, _ in self._edges):
+                return  # it is in a run; otherwise it waits for what its block does
             found = self._connect(node, itertools.chain.from_iterable(map(self._targets, one.by())), one.needs)
             if not found and one.not_found:
                 said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
@@ -222,8 +222,7 @@ class _Builder:
                     session = self._add_awaited(awaited.key)
                     self._connect(node, [session])
                     node = session
-                calls = () if awaited.by is None else awaited.by()
-                self._connect(node, itertools.chain.from_iterable(map(self._targets, calls)), awaited.needs)
+                self._connect(node, itertools.chain.from_iterable(map(self._targets, awaited.by())), awaited.needs)
                 return node, True
             targets = self._targets(awaited)
             self._connect(node, targets)

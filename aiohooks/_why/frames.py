@@ -37,12 +37,10 @@ def _expression_at(code: types.CodeType, instruction: int) -> ast.expr | None:
     line, last, column, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     if line is None or last is None or column is None or end is None:
         return None
-    lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
-    if not lines:
-        return None
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][column:].lstrip()
-    with contextlib.suppress(SyntaxError, ValueError):
+    with contextlib.suppress(SyntaxError, ValueError, IndexError):  # where there is no source, or another one
+        lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][column:].lstrip()
         node: Any = ast.parse(b"".join(lines)).body[0]
         if isinstance(node, (ast.With, ast.AsyncWith)) and len(node.items) == 1:
             node = node.items[0].context_expr
@@ -78,8 +76,8 @@ def entered(frame: types.FrameType) -> list[Any]:
         return []
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
-        blocks = [one for one in ast.walk(tree) if isinstance(one, ast.With)]
-        inside = [one for one in blocks if one.body[0].lineno <= frame.f_lineno <= (one.end_lineno or 0)]
+        blocks = (one for one in ast.walk(tree) if isinstance(one, ast.With))
+        inside = (one for one in blocks if one.body[0].lineno <= frame.f_lineno <= (one.end_lineno or 0))
         return [value_of(item.context_expr, frame) for one in inside for item in one.items]
     return []
 

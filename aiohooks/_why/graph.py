@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self
 
 _MOST_LINES = 30
@@ -39,10 +39,11 @@ class WaitNode:
 
     def __str__(self) -> str:
         text = self.name + (f" ({self.detail})" if self.detail else "")
-        if self.where is not None:
-            is_said = self.function is None or self.function in re.sub(r"#\d+", "", self.name)
-            function = "" if is_said else f"{self.function} at "
-            text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
+        if self.where is not None and self.function is None:  # of a library: without its folder
+            text += ", " + "/".join(self.where.split(os.sep)[-2:])
+        elif self.where is not None and self.function is not None:
+            function = "" if self.function in re.sub(r"#\d+", "", self.name) else f"{self.function} at "
+            text += f", {function}{self.where.removeprefix(os.getcwd() + os.sep)}"
         return text if self.secs is None else f"{text}, {self.secs:.3g} s"
 
 
@@ -146,10 +147,9 @@ class WaitGraph:
         return cls(tuple(nodes), tuple(edges), tuple(given["notes"]))
 
     @classmethod
-    def join(cls, graphs: Iterable[WaitGraph]) -> Self:
+    def join(cls, graphs: Sequence[WaitGraph]) -> Self:
         """Return the graph of several processes: what one of them waits for, and another one has, is connected."""
         nodes: dict[str, WaitNode] = {}
-        graphs = list(graphs)
         for node in itertools.chain.from_iterable(one.nodes for one in graphs):
             if node.id not in nodes or nodes[node.id].kind == "process":  # which another one has seen from outside
                 nodes[node.id] = node
@@ -182,11 +182,6 @@ def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, .
         if node.id in ends:
             break
     return tuple(kept)
-
-
-def _short_place(where: str, *, is_own: bool) -> str:
-    """Return a place of the user's own code from the current directory on, one of a library without its folder."""
-    return where.removeprefix(os.getcwd() + os.sep) if is_own else "/".join(where.split(os.sep)[-2:])
 
 
 for _public in (WaitEdge, WaitGraph, WaitNode):

@@ -178,7 +178,7 @@ class EffectsHook(SessionRunHook):
             task.cancel()
         await wait_done(tasks, None)  # each has a limit of its own
         self._coord = None
-        if left := [one for kind in self._kinds.values() for one in kind.ready] + [*self._unsaved]:
+        if left := self._pending():
             what = "the next process delivers those that its checkpoint has, and makes the steps of the others again"
             if not self._is_saved:
                 what = "they are lost, as no checkpoint has them"

@@ -52,7 +52,7 @@ def why_session(state: SessionState) -> WaitGraph:
 def process_graph() -> WaitGraph:
     """Return the wait-for graph of all known loops; asked in another thread, made by the loop if one answers."""
     loops = _known_loops()
-    answers: dict[asyncio.AbstractEventLoop, concurrent.futures.Future[WaitGraph]] = {}
+    answers = {loop: concurrent.futures.Future[WaitGraph]() for loop in loops}
 
     def answer(loop: asyncio.AbstractEventLoop) -> None:
         if answers[loop].set_running_or_notify_cancel():
@@ -62,17 +62,14 @@ def process_graph() -> WaitGraph:
                 answers[loop].set_exception(error)
 
     for loop in loops:
-        answers[loop] = concurrent.futures.Future()
         with contextlib.suppress(RuntimeError):  # it was closed meanwhile
             loop.call_soon_threadsafe(answer, loop)
     concurrent.futures.wait(answers.values(), _ANSWER_SECS)
-    blocked = {loop: thread for loop, thread in loops.items() if not answers[loop].done()}
-    for one in answers.values():
-        one.cancel()
+    blocked = [thread for loop, thread in loops.items() if answers[loop].cancel()]
     if len(loops) == 1 and not blocked:
         return next(iter(answers.values())).result()
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    return _graph(loops, {thread: frames[thread] for thread in blocked.values() if thread in frames})
+    return _graph(loops, {thread: frames[thread] for thread in blocked if thread in frames})
 
 
 def _graph(loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]) -> WaitGraph:
@@ -154,8 +151,7 @@ class _Server:
         except OSError as error:
             self._socket.close()
             raise OSError(error.errno, f"the socket {self._paths[0]} could not be made: {error.strerror or error}") from error
-        self._runs: dict[str, None] = {}
-        self._register()
+        self._runs: list[str] = []
         for state in list(OPEN_SESSIONS):
             self.note_run(state)
         call_after_fork(self)
@@ -167,14 +163,11 @@ class _Server:
     def note_run(self, state: SessionState) -> None:
         """Note which runs the process takes part in: they may be asked for when it cannot answer."""
         if state.store is not None and state.store.run not in self._runs:
-            self._runs[state.store.run] = None
+            self._runs.append(state.store.run)
+            aside = self._paths[1].with_suffix(".new")
             with contextlib.suppress(OSError):
-                self._register()
-
-    def _register(self) -> None:
-        aside = self._paths[1].with_suffix(".new")
-        aside.write_text(json.dumps({"runs": [*self._runs]}))
-        aside.replace(self._paths[1])
+                aside.write_text(json.dumps({"runs": self._runs}))
+                aside.replace(self._paths[1])
 
     def _serve(self) -> None:
         while True:
