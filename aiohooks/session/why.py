@@ -99,9 +99,17 @@ def enable_why() -> None:
         OSError: the socket could not be made.
     """
     global _server
-    if _server is None:
-        _server = _Server()
-        _install_signals()
+    if _server is not None:
+        return
+    _server = _Server()
+    if threading.current_thread() is not threading.main_thread():
+        _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
+        return
+    for number in _SIGNALS:
+        if (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
+            _logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
+        else:
+            signal.signal(number, _print_why)
 
 
 def enable_if_asked() -> None:
@@ -111,17 +119,6 @@ def enable_if_asked() -> None:
             enable_why()
         except (OSError, InvalidArgumentError) as error:
             _logger.warning("%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error)
-
-
-def _install_signals() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
-        return
-    for number in _SIGNALS:
-        if (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
-            _logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
-        else:
-            signal.signal(number, _print_why)
 
 
 def _print_why(number: int, frame: types.FrameType | None) -> None:
