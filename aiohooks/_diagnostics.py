@@ -18,13 +18,14 @@ import threading
 import time
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard, cast
 
 import anyio
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 """The folder of this library."""
+_WHY = PACKAGE + "_why"
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIO = os.path.dirname(anyio.__file__) + os.sep
 _MOST_FRAMES = 100
@@ -47,7 +48,8 @@ class Awaited(NamedTuple):
         name: what it is.
         detail: its state.
         by: returns what it waits for itself: tasks, futures, threads, calls, other such things.
-        key: what is one thing has one key: the thing itself, or a text that is the same in all processes of a run.
+        key: what is one thing has one key: the thing itself, or a text that is the same in all processes of a run; of a call
+            that runs in a task of its own, that task.
         secs: for how long it has been waited for, or has lasted.
         needs: whether it waits for "all" of those in `by`, for "any" one, or "perhaps" for some, as far as is known.
         ends: whether it ends the chain of awaits; otherwise the rest of the chain is what it waits for.
@@ -57,21 +59,12 @@ class Awaited(NamedTuple):
     kind: str
     name: str
     detail: str = ""
-    by: Callable[[], Iterable[Any]] | None = None
+    by: Callable[[], Iterable[Any]] = tuple
     key: object = None
     secs: float | None = None
     needs: Needs = "all"
     ends: bool = True
     not_found: str | None = None
-
-
-class AwaitedCall(NamedTuple):
-    """A call that runs in a task of its own."""
-
-    kind: str
-    name: str
-    task: asyncio.Task[Any]
-    secs: float | None
 
 
 class Waiting(abc.ABC):
@@ -100,22 +93,20 @@ def task_wait(task: asyncio.Task[Any]) -> TaskWait:
     """Return where a task of this loop waits; of the running task only the outermost function is known."""
     frames: list[types.FrameType] = []
     awaits: str | None = None
-    link: Any = coroutine_of(task)
-    while link is not None and len(frames) < _MOST_FRAMES:
-        if asyncio.isfuture(link):
-            return TaskWait(tuple(frames), awaits or _task_name(link))
-        frame, inner = follow(link)
-        if frame is not None:
-            frames.append(frame)
-        awaited = _awaited_by(link)
+    links = links_of(coroutine_of(task))
+    while len(frames) < _MOST_FRAMES and (link := next(links, None)) is not None:
+        frame, awaitable = link
+        if frame is None:
+            awaits = awaits or _task_name(awaitable)
+            continue
+        frames.append(frame)
+        awaited: Any = awaited_in(frame)
         if isinstance(awaited, Awaited):
-            if awaited.kind != "calls":
-                awaits = awaited.name if awaited.ends else awaits
-            elif awaited.by is not None and (call := next(iter(awaited.by()), None)) is not None:
-                inner = coroutine_of(call.task)
-        elif awaited is not None:
-            inner = coroutine_of(awaited)
-        link = inner
+            is_calls = awaited.kind == "calls"
+            awaits = awaited.name if awaited.ends and not is_calls else awaits
+            awaited = next((call.key for call in awaited.by()), None) if is_calls else None
+        if awaited is not None:
+            links = links_of(coroutine_of(awaited))
     return TaskWait(tuple(frames), awaits)
 
 
@@ -127,7 +118,8 @@ def coroutine_of(task: asyncio.Task[Any]) -> Any:
 
 def describe_awaitable(awaitable: object) -> str:
     """Return what something will wait for that is about to be awaited."""
-    awaited = _awaited_by(awaitable)
+    frame = awaitable.cr_frame if inspect.iscoroutine(awaitable) else None
+    awaited = None if frame is None else awaited_in(frame)
     name = awaited.name if isinstance(awaited, Awaited) else _task_name(awaitable)
     made: Any = awaitable if isinstance(awaitable, types.CoroutineType) else type(awaitable)  # pyright: ignore[reportUnknownVariableType]
     return name or made.__qualname__
@@ -149,10 +141,6 @@ def _task_name(awaited: object) -> str | None:
     return f"task {awaited.get_name()!r}" if is_task(awaited) else None
 
 
-def _awaited_by(link: object) -> Awaited | asyncio.Task[Any] | None:
-    return awaited_in(link.cr_frame) if inspect.iscoroutine(link) and link.cr_frame is not None else None
-
-
 def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
     """Return what the call of a frame waits for, if it is one of a method of a `Waiting`."""
     code = frame.f_code
@@ -164,7 +152,17 @@ def awaited_in(frame: types.FrameType) -> Awaited | asyncio.Task[Any] | None:
     return None
 
 
-def follow(link: Any) -> tuple[types.FrameType | None, Any]:
+def links_of(link: Any) -> Generator[tuple[types.FrameType | None, Any]]:
+    """Yield the chain of awaits from a coroutine on: the frame and the awaitable of each link; the last one may be a future."""
+    for _ in range(_MOST_FRAMES):
+        if link is None:
+            return
+        frame, inner = (None, None) if asyncio.isfuture(link) else _follow(link)
+        yield frame, link
+        link = inner
+
+
+def _follow(link: Any) -> tuple[types.FrameType | None, Any]:
     """Return the frame of one link of the chain, and the next link."""
     kind = cast("Any", type(link))
     if kind is types.CoroutineType:
@@ -288,10 +286,11 @@ class BlockedLoopWatch:
 
 
 def frames_of(innermost: types.FrameType | None, *, in_loop: bool = False) -> Frames:
-    """Return the frames of a thread, the outermost first; with `in_loop` those that its event loop runs."""
+    """Return the frames of a thread, the outermost first, without those that ask; with `in_loop` those that its loop runs."""
     frames: deque[types.FrameType] = deque()
     while innermost is not None and not (in_loop and _is_loop(innermost)):
-        frames.appendleft(innermost)
+        if not innermost.f_code.co_filename.startswith(_WHY):
+            frames.appendleft(innermost)
         innermost = innermost.f_back
     return tuple(frames)
 

@@ -32,7 +32,7 @@ import anyio
 from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wake
 from aiohooks._aio.contexts import CallContext, Changes, OwnContext, RunScope, copy_back, is_unchanged
-from aiohooks._diagnostics import Awaited, AwaitedCall, Waiting, describe_suspension
+from aiohooks._diagnostics import Awaited, Waiting, describe_suspension
 from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_cancelled_error, raise_unchanged, set_context
 
 _logger = logging.getLogger("aiohooks")
@@ -465,7 +465,7 @@ class Overlap(Waiting):
     def _describe_suspension(self, number: int, task: asyncio.Task[Any]) -> str:
         from aiohooks._why.builder import why  # seldom needed
 
-        chain = why(AwaitedCall(self.kind, self.describe(number), task, None))
+        chain = why(Awaited(self.kind, self.describe(number), key=task))
         return describe_suspension(task) + (f"; {chain}" if chain else "")
 
     def _give_up(self, only: int | None = None) -> None:
@@ -499,7 +499,7 @@ class Overlap(Waiting):
         if waits is not None and owner is not None and waits.outermost is self and getattr(owner, "waits", None) is waits:
             session = owner.awaited()  # else what the hooks of a session do that is nested in a run of this one
         secs = None if self.since is None else max(0.0, monotonic_now()() - self.since)
-        calls = [AwaitedCall(self.kind, what, task, secs) for _, what, task in unfinished]
+        calls = [Awaited(self.kind, what, key=task, secs=secs) for _, what, task in unfinished]
         return Awaited("calls", f"task {unfinished[0][2].get_name()!r}", by=lambda: calls, key=session)
 
 

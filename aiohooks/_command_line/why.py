@@ -31,16 +31,9 @@ _HOW = "start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True)"
 
 
 def print_why(target: str, run: str | None, *, address: str | None, as_json: bool) -> int:
-    """Ask processes why they wait, and print their answers as one graph.
+    """Ask processes why they wait, and print their answers as one graph; return the exit code: 1 if one has not answered.
 
-    Args:
-        target: the id of a process, the URL of a service or of a step store, or the name of a run.
-        run: the run in a step store.
-        address: the Ray cluster of `ray://` URLs.
-        as_json: whether to print the graph as JSON.
-
-    Returns:
-        The exit code: 0, or 1 if one of the processes has not answered.
+    `target` is the id of a process, the URL of a service or of a step store, which has the `run`, or the name of a run.
     """
     if target.isdecimal():
         graph = _ask(int(target))
@@ -57,7 +50,7 @@ def print_why(target: str, run: str | None, *, address: str | None, as_json: boo
         graph = _ask_run(name, report)
     else:
         graph = _ask_run(target, None)
-    print(graph.to_json() if as_json else "\n".join(printable(line, _MOST_SHOWN) for line in graph.lines()))
+    print(graph.to_json() if as_json else "\n".join(printable(line, _MOST_SHOWN) for line in str(graph).splitlines()))
     return 1 if graph.notes else 0
 
 
@@ -68,10 +61,8 @@ def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
     processes = dict.fromkeys((*_registered(run), *here))
     if not processes and report is None:
         raise AiohooksError(f"no process of a run {run!r} can be asked on this machine; {_HOW}")
-    graphs: list[WaitGraph] = []
-    if processes:
-        with ThreadPoolExecutor(len(processes)) as threads:
-            graphs = [*threads.map(_ask, processes)]
+    with ThreadPoolExecutor(len(processes) or 1) as threads:
+        graphs = [*threads.map(_ask, processes)]
     known = {node.id for graph in graphs for node in graph.nodes}
     remote = [one for one in published if local_pid(one.process) is None]
     unknown = [one for one in remote if not any(f"publisher {one.process}/" in node for node in known)]
@@ -103,28 +94,21 @@ def _ask(pid: int) -> WaitGraph:
         try:
             connection.settimeout(_SECS)
             connection.connect(str(path))
-            while True:
-                connection.settimeout(max(until - time.monotonic(), 0.001))
-                if not (part := connection.recv(1 << 16)):
-                    break
+            while part := connection.recv(1 << 16):
                 parts.append(part)
+                connection.settimeout(max(until - time.monotonic(), 0.001))
         except TimeoutError:
-            stuck = "it is in C code that does not let Python's other threads run"
-            return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
+            stuck, kernel = "it is in C code that does not let Python's other threads run", ""
+            with contextlib.suppress(OSError):
+                where = Path(f"/proc/{pid}/wchan").read_text()
+                kernel = "" if where in ("", "0") else f"; in the kernel: {where}"
+            return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{kernel}")
         except (FileNotFoundError, ConnectionRefusedError):
             return unanswered(pid, f"cannot be asked: {_HOW}")
     try:
         return WaitGraph.from_json(b"".join(parts))
     except ValueError:  # nothing, or a part of it
         return unanswered(pid, "it has ended meanwhile")
-
-
-def _in_kernel(pid: int) -> str:
-    """Return where in the kernel a process waits, if that is shown."""
-    with contextlib.suppress(OSError):
-        where = Path(f"/proc/{pid}/wchan").read_text()
-        return "" if where in ("", "0") else f"; in the kernel: {where}"
-    return ""
 
 
 def _ask_service(target: str) -> WaitGraph:
@@ -142,9 +126,8 @@ def _ask_service(target: str) -> WaitGraph:
         text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
         raise AiohooksError(f"the service answers {error.code}: {text}") from None
     except TimeoutError:
-        raise AiohooksError(
-            f"the service has not answered in {_SECS} s: its loop is blocked; ask its process by its id"
-        ) from None
+        advice = "its loop is blocked; ask its process by its id"
+        raise AiohooksError(f"the service has not answered in {_SECS} s: {advice}") from None
     except urllib.error.URLError as error:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
     except (http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -30,15 +30,16 @@ import anyio
 from aiohooks._diagnostics import (
     PACKAGE,
     Awaited,
-    AwaitedCall,
     Needs,
     awaited_in,
     coroutine_of,
+    frames_of,
     is_library,
     is_task,
+    links_of,
     process_state,
 )
-from aiohooks._why.frames import asked_frames, entered, expression, held_by, links_of, position, refers, value_of
+from aiohooks._why.frames import entered, expression, held_by, inner_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
@@ -56,16 +57,14 @@ def wait_graph(
     loops: Iterable[asyncio.AbstractEventLoop] = (),
     *,
     also: Iterable[object] = (),
-    blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType | None] | None = None,
+    blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType] = types.MappingProxyType({}),
 ) -> WaitGraph:
-    """Return the wait-for graph of all tasks of the loops, and of what else is given.
+    """Return the wait-for graph of all tasks of these loops, and of what is `also` given.
 
-    Args:
-        loops: the loops: of this thread, or that do not run meanwhile.
-        also: what else to show.
-        blocked: loops that cannot run now, each with what its thread runs.
+    The loops are of this thread, or do not run meanwhile; those that cannot run are in `blocked` with what their threads run.
     """
-    return _Builder([*loops], blocked or {}).build(also)
+    builder = _Builder(loops, blocked, _MOST_TASKS)
+    return builder.build([*also, *builder.tasks])
 
 
 def threads() -> list[threading.Thread]:
@@ -83,7 +82,7 @@ def why(*waited_for: object) -> str:
         return ""
     _made.append(now)
     try:
-        graph = _Builder([asyncio.get_running_loop()], {}, _IN_SHORT).build(waited_for, only=True)
+        graph = _Builder([asyncio.get_running_loop()], {}, _IN_SHORT).build(waited_for)
         return "; ".join(graph.lines()[:3]) if graph.edges else ""
     except Exception as error:  # the error that is to have this note is raised all the same
         return f"what it waited for could not be found out: {error!r}"
@@ -93,10 +92,7 @@ class _Builder:
     """Makes one graph. What has been looked at is kept until then, so that ids stay unique."""
 
     def __init__(
-        self,
-        loops: list[asyncio.AbstractEventLoop],
-        blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType | None],
-        most: int = _MOST_TASKS,
+        self, loops: Iterable[asyncio.AbstractEventLoop], blocked: Mapping[asyncio.AbstractEventLoop, types.FrameType], most: int
     ) -> None:
         self._process = os.getpid()
         self._loops, self._most = loops, most
@@ -107,18 +103,16 @@ class _Builder:
         self._nodes: dict[str, WaitNode] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
         self._searched = 0
-        self._ahead: deque[Callable[[], None]] = deque()
-        self._searches: deque[Callable[[], None]] = deque()
+        self._ahead: deque[Callable[[], object]] = deque()
+        self._searches: deque[Callable[[], object]] = deque()
 
     @functools.cached_property
-    def _all(self) -> list[asyncio.Task[Any]]:
+    def tasks(self) -> list[asyncio.Task[Any]]:
         return [*itertools.islice(itertools.chain.from_iterable(map(asyncio.all_tasks, self._loops)), self._most)]
 
-    def build(self, also: Iterable[object], *, only: bool = False) -> WaitGraph:
-        for one in also:
+    def build(self, things: Iterable[object]) -> WaitGraph:
+        for one in things:
             self._targets(one)
-        for task in () if only else self._all:
-            self._add_task(task)
         while self._ahead or self._searches:
             (self._ahead or self._searches).popleft()()
         self._merge_tasks_of_sessions()
@@ -135,17 +129,18 @@ class _Builder:
 
     # -- nodes and edges
 
-    def _add(self, key: object, kind: str, name: str, **more: Any) -> tuple[str, bool]:
-        """Return the id of a node, and whether it is new."""
+    def _add(
+        self, key: object, kind: str, name: str, expand: Callable[[str], object], *, is_search: bool = False, **more: Any
+    ) -> str:
+        """Return the id of a node; one that is new is expanded later, by a search when the rest is known."""
         if not isinstance(key, str):
             self._kept.append(key)
             key = id(key)
-        node = self._ids.get(key)
-        if node is not None:
-            return node, False
-        node = self._ids[key] = key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
-        self._nodes[node] = WaitNode(node, kind, name, process=self._process, **more)
-        return node, True
+        if key not in self._ids:
+            node = self._ids[key] = key if isinstance(key, str) else f"{self._process}/{len(self._ids)}"
+            self._nodes[node] = WaitNode(node, kind, name, process=self._process, **more)
+            (self._searches if is_search else self._ahead).append(lambda: expand(node))
+        return self._ids[key]
 
     def _change(self, node: str, **changes: Any) -> None:
         self._nodes[node] = dataclasses.replace(self._nodes[node], **changes)
@@ -162,10 +157,6 @@ class _Builder:
         """Return the nodes of something that is waited for."""
         if isinstance(thing, Awaited):
             return [self._add_awaited(thing)]
-        if isinstance(thing, AwaitedCall):
-            node = self._add_task(thing.task)
-            self._change(node, kind=thing.kind, name=printable(thing.name), secs=thing.secs)
-            return [node]
         if is_task(thing):
             return [] if thing.done() else [self._add_task(thing)]
         if isinstance(thing, threading.Thread):
@@ -175,35 +166,34 @@ class _Builder:
         return self._of_future(thing) if asyncio.isfuture(thing) else []
 
     def _add_awaited(self, one: Awaited) -> str:
-        more: dict[str, Any] = {"detail": printable(one.detail, _MOST_DETAIL), "secs": one.secs}
-        node, is_new = self._add(one if one.key is None else one.key, one.kind, printable(one.name), **more)
-        if (by := one.by) is not None and is_new:
+        if is_task(one.key):
+            node = self._add_task(one.key)
+            self._change(node, kind=one.kind, name=printable(one.name), secs=one.secs)
+            return node
 
-            def connect() -> None:
-                if one.kind == "session" and any(waiter == node for waiter, _ in self._edges):
-                    return  # it is in a run; otherwise it waits for what its block does
-                found = self._connect(node, itertools.chain.from_iterable(map(self._targets, by())), one.needs)
-                if not found and one.not_found:
-                    said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
-                    self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
+        def connect(node: str) -> None:
+            if one.kind == "session" and any(waiter == node for waiter, _ in self._edges):
+                return  # it is in a run; otherwise it waits for what its block does
+            found = self._connect(node, itertools.chain.from_iterable(map(self._targets, one.by())), one.needs)
+            if not found and one.not_found:
+                said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
+                self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
 
-            (self._ahead if one.not_found is None else self._searches).append(connect)
-        return node
+        key, detail = one if one.key is None else one.key, printable(one.detail, _MOST_DETAIL)
+        more: dict[str, Any] = {"detail": detail, "secs": one.secs, "is_search": one.not_found is not None}
+        return self._add(key, one.kind, printable(one.name), connect, **more)
 
     def _add_task(self, task: asyncio.Task[Any]) -> str:
         code = getattr(coroutine_of(task), "cr_code", None)
         is_internal = code is not None and code.co_filename.startswith(PACKAGE) and code.co_name.startswith("_")
         kind = "internal task" if is_internal else "task"
-        node, is_new = self._add(task, kind, f"task {printable(task.get_name())!r}")
-        if is_new:
-            self._ahead.append(lambda: self._expand_task(task, node))
-        return node
+        return self._add(task, kind, f"task {printable(task.get_name())!r}", lambda node: self._expand_task(task, node))
 
     # -- chains of awaits
 
     def _expand_task(self, task: asyncio.Task[Any], node: str) -> None:
         if task in self._running:
-            frames = asked_frames(self._running[task], in_loop=True)
+            frames = frames_of(self._running[task], in_loop=True)
             node, complete = self._walk(node, frames)
             self._change(node, detail="runs; the event loop waits for it")
             if not complete:
@@ -211,15 +201,13 @@ class _Builder:
             return
         links = [*links_of(coroutine_of(task))]
         node, complete = self._walk(node, [frame for frame, _ in links if frame is not None])
-        end = links[-1][1] if links else None
-        if not complete and asyncio.isfuture(end):
-            self._connect(node, self._of_future(end))
+        if links and not complete:
+            self._connect(node, self._targets(links[-1][1]))
         if (capture := getattr(asyncio, "capture_call_graph", None)) is not None:  # Python 3.14: its own record of the waiters
             with contextlib.suppress(RuntimeError):
-                record: Any = capture(task)
-                waiters = [one.future for one in record.awaited_by if is_task(one.future)]
-                for waiter in waiters:
-                    self._connect(self._add_task(waiter), [self._ids[id(task)]], "perhaps")
+                for waiter in capture(task).awaited_by:
+                    if is_task(waiter.future):
+                        self._connect(self._add_task(waiter.future), [self._ids[id(task)]], "perhaps")
 
     def _walk(self, node: str, frames: Sequence[types.FrameType]) -> tuple[str, bool]:
         """Add what has a name in a chain of awaits; return the last node, and whether the end of the chain is known."""
@@ -231,23 +219,18 @@ class _Builder:
             self._place(node, part[:-1] or part)
             if isinstance(awaited, Awaited) and awaited.kind == "calls":
                 if isinstance(awaited.key, Awaited):
-                    node, _ = self._joined(node, awaited.key)
-                calls = () if awaited.by is None else awaited.by()
-                self._connect(node, itertools.chain.from_iterable(map(self._targets, calls)), awaited.needs)
+                    session = self._add_awaited(awaited.key)
+                    self._connect(node, [session])
+                    node = session
+                self._connect(node, itertools.chain.from_iterable(map(self._targets, awaited.by())), awaited.needs)
                 return node, True
-            node, is_end = self._joined(node, awaited)
-            if is_end:
+            targets = self._targets(awaited)
+            self._connect(node, targets)
+            if not isinstance(awaited, Awaited) or awaited.ends:
                 return node, True
-            part = [frame]
+            node, part = targets[0], [frame]
         self._place(node, part)
         return node, False
-
-    def _joined(self, node: str, awaited: Any) -> tuple[str, bool]:
-        targets = self._targets(awaited)
-        self._connect(node, targets)
-        if isinstance(awaited, Awaited) and not awaited.ends:
-            return targets[0], False
-        return node, True
 
     def _place(self, node: str, frames: Sequence[types.FrameType]) -> None:
         """Note the line of a node: the innermost of the user's own, or else of all, which has no function then."""
@@ -260,8 +243,6 @@ class _Builder:
 
     def _of_future(self, future: Any) -> list[str]:
         """Return what sets a future that is no task, as far as that can be seen."""
-        if is_task(future):
-            return self._targets(future)
         found = [*(getattr(future, "_children", None) or ())]  # of `asyncio.gather`
         for callback, _ in getattr(future, "_callbacks", None) or ():
             # `shield` and `wrap_future` have the other future in a closure.
@@ -273,15 +254,10 @@ class _Builder:
     def holders(self, thing: object) -> list[asyncio.Task[Any] | threading.Thread]:
         """Return the tasks and threads that are in a `with` block of something."""
         found: list[Any] = [*self._held.get(id(thing), ())]
-        owner = re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, type(threading.RLock())) else None
-        for thread in threads():
-            if owner is not None:
-                is_held = thread.ident == int(owner[1])
-            else:
-                is_held = isinstance(thing, _THREAD_LOCKS) and any(
-                    one is thing for frame in asked_frames(self._stacks.get(thread.ident or 0)) for one in entered(frame)
-                )
-            if is_held:
+        owner = re.search(r"owner=(\d+)", repr(thing)) if isinstance(thing, _THREAD_LOCKS) else None  # of an RLock
+        for thread in threads() if isinstance(thing, _THREAD_LOCKS) else ():
+            held = (one for frame in frames_of(self._stacks.get(thread.ident or 0)) for one in entered(frame))
+            if any(one is thing for one in held) if owner is None else thread.ident == int(owner[1]):
                 found.append(thread)
         return found
 
@@ -289,26 +265,21 @@ class _Builder:
     def _held(self) -> dict[int, list[asyncio.Task[Any]]]:
         """The tasks that hold something, by its id."""
         found: dict[int, list[asyncio.Task[Any]]] = {}
-        for task in self._all:
+        for task in self.tasks:
             for one in held_by(task):
                 found.setdefault(id(one), []).append(task)
         return found
 
     def users(self, thing: object, key: object) -> Iterator[asyncio.Task[Any]]:
         """Return the tasks that have something in a variable, or in an attribute of one, and do not wait for its node."""
-        self._searched += len(self._all)
+        self._searched += len(self.tasks)
         if self._searched > _MOST_SEARCHED:
             return
-        waiters: dict[str, list[str]] = {}
-        for (waiter, awaited), needs in self._edges.items():
-            if needs == "all":
-                waiters.setdefault(awaited, []).append(waiter)
-        ahead, waiting = [self._ids[key]], set[str]()
-        while ahead:
-            if (node := ahead.pop()) not in waiting:
-                waiting.add(node)
-                ahead += waiters.get(node, ())
-        for task in self._all:
+        waiting, more = set[str](), {self._ids[key]}
+        while more:
+            waiting |= more
+            more = {one for (one, other), needs in self._edges.items() if needs == "all" and other in more} - waiting
+        for task in self.tasks:
             if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
                 yield task
 
@@ -317,11 +288,8 @@ class _Builder:
     def _add_thread(self, ident: int) -> str:
         thread = next((one for one in threads() if one.ident == ident), None)
         name = f"thread {printable('unknown' if thread is None else thread.name)!r}"
-        node, is_new = self._add(f"{self._process}/thread {ident}", "thread", name)
-        if is_new:
-            frames = asked_frames(self._stacks.get(ident))
-            self._ahead.append(lambda: self._expand_running(node, frames))
-        return node
+        frames = frames_of(self._stacks.get(ident))
+        return self._add(f"{self._process}/thread {ident}", "thread", name, lambda node: self._expand_running(node, frames))
 
     def _expand_running(self, node: str, frames: Sequence[types.FrameType]) -> None:
         """Add what code that runs in a thread, or blocks it, waits for."""
@@ -333,7 +301,7 @@ class _Builder:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
         busy: list[str] = []
         for ident, innermost in self._stacks.items():
-            for frame in asked_frames(innermost):
+            for frame in frames_of(innermost):
                 work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
                 if isinstance(work, _WORK_ITEM):
                     node = self._add_thread(ident)
@@ -343,9 +311,8 @@ class _Builder:
         tasks = [one for callback in getattr(future, "_done_callbacks", ()) for one in _closure(callback) if is_task(one)]
         if tasks or not busy:
             return [*itertools.chain.from_iterable(map(self._targets, tasks))]
-        node, _ = self._add(future, "pool", "a free thread of the executor", detail=f"{len(busy)} are busy")
-        self._connect(node, busy, "any")
-        return [node]
+        name, detail = "a free thread of the executor", f"{len(busy)} are busy"
+        return [self._add(future, "pool", name, lambda node: self._connect(node, busy, "any"), detail=detail)]
 
 
 def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:
@@ -396,7 +363,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
         case asyncio.StreamReader(), "_wait_for_data":
             transport = vars(owner).get("_transport")
             peer = None if transport is None else transport.get_extra_info("peername")
-            return Awaited("connection", f"data from {_address(peer)}", key=at)
+            source = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else peer or "a connection"
+            return Awaited("connection", f"data from {source}", key=at)
         case asyncio.subprocess.Process(), ("wait" | "communicate"):
             return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "", key=at)
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
@@ -438,12 +406,4 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
 
 
 def _closure(callback: object) -> list[Any]:
-    found: list[Any] = []
-    for cell in callback.__closure__ or () if isinstance(callback, types.FunctionType) else ():
-        with contextlib.suppress(ValueError):  # it is empty
-            found.append(cell.cell_contents)
-    return found
-
-
-def _address(peer: Any) -> str:
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "a connection")
+    return [inner_of(cell) for cell in callback.__closure__ or ()] if isinstance(callback, types.FunctionType) else []

@@ -16,32 +16,12 @@ import itertools
 import linecache
 import types
 from asyncio import locks
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from aiohooks._diagnostics import PACKAGE, coroutine_of, follow, frames_of, is_library
+from aiohooks._diagnostics import coroutine_of, is_library, links_of
 
-_MOST_LINKS = 100
 _EXITS = "__aexit__", "__exit__"
-_OWN_FOLDER = PACKAGE + "_why"
-
-
-def links_of(coro: Any) -> Generator[tuple[types.FrameType | None, Any]]:
-    """Yield the chain of awaits: the frame and the awaitable of each link; the last one may be a future."""
-    for _ in range(_MOST_LINKS):
-        if coro is None:
-            return
-        if asyncio.isfuture(coro):
-            yield None, coro
-            return
-        frame, inner = follow(coro)
-        yield frame, coro
-        coro = inner
-
-
-def asked_frames(innermost: types.FrameType | None, *, in_loop: bool = False) -> list[types.FrameType]:
-    """Return the frames of a thread as `frames_of` does, without those of this package, which asks."""
-    return [one for one in frames_of(innermost, in_loop=in_loop) if not one.f_code.co_filename.startswith(_OWN_FOLDER)]
 
 
 def position(frame: types.FrameType) -> ast.expr | None:
@@ -57,12 +37,10 @@ def _expression_at(code: types.CodeType, instruction: int) -> ast.expr | None:
     line, last, column, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
     if line is None or last is None or column is None or end is None:
         return None
-    lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
-    if not lines:
-        return None
-    lines[-1] = lines[-1][:end]
-    lines[0] = lines[0][column:].lstrip()
-    with contextlib.suppress(SyntaxError, ValueError):
+    with contextlib.suppress(SyntaxError, ValueError, IndexError):  # where there is no source, or another one
+        lines = [text.encode() for text in linecache.getlines(code.co_filename)[line - 1 : last]]
+        lines[-1] = lines[-1][:end]
+        lines[0] = lines[0][column:].lstrip()
         node: Any = ast.parse(b"".join(lines)).body[0]
         if isinstance(node, (ast.With, ast.AsyncWith)) and len(node.items) == 1:
             node = node.items[0].context_expr
@@ -98,8 +76,8 @@ def entered(frame: types.FrameType) -> list[Any]:
         return []
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
-        blocks = [one for one in ast.walk(tree) if isinstance(one, ast.With)]
-        inside = [one for one in blocks if one.body[0].lineno <= frame.f_lineno <= (one.end_lineno or 0)]
+        blocks = (one for one in ast.walk(tree) if isinstance(one, ast.With))
+        inside = (one for one in blocks if one.body[0].lineno <= frame.f_lineno <= (one.end_lineno or 0))
         return [value_of(item.context_expr, frame) for one in inside for item in one.items]
     return []
 
@@ -143,14 +121,14 @@ def refers(task: asyncio.Task[Any], thing: object) -> bool:
     for frame, coro in links_of(coroutine_of(task)):
         ahead: list[Any] = gc.get_referents(coro) if frame is not None else []
         for _ in range(3):
-            ahead = [_inner(one) for one in ahead]
+            ahead = [inner_of(one) for one in ahead]
             if any(one is thing for one in ahead):
                 return True
             ahead = [value for one in ahead for value in _attributes(one).values()]
     return False
 
 
-def _inner(one: Any) -> Any:
+def inner_of(one: Any) -> Any:
     """Return what a variable of a closure has, or whose method this is; or else itself."""
     if isinstance(one, types.CellType):
         with contextlib.suppress(ValueError):  # it is empty

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self
 
 _MOST_LINES = 30
@@ -38,10 +39,11 @@ class WaitNode:
 
     def __str__(self) -> str:
         text = self.name + (f" ({self.detail})" if self.detail else "")
-        if self.where is not None:
-            is_said = self.function is None or self.function in re.sub(r"#\d+", "", self.name)
-            function = "" if is_said else f"{self.function} at "
-            text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
+        if self.where is not None and self.function is None:  # of a library: without its folder
+            text += ", " + "/".join(self.where.split(os.sep)[-2:])
+        elif self.where is not None and self.function is not None:
+            function = "" if self.function in re.sub(r"#\d+", "", self.name) else f"{self.function} at "
+            text += f", {function}{self.where.removeprefix(os.getcwd() + os.sep)}"
         return text if self.secs is None else f"{text}, {self.secs:.3g} s"
 
 
@@ -55,7 +57,7 @@ class WaitEdge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WaitGraph:
-    """What waits for what at one moment, of one process or of several; `str()` of it has a line for each chain of waits.
+    """What waits for what at one moment, of one process or of several; `str()` of it has a paragraph for each chain of waits.
 
     Attributes:
         nodes: all that waits or is waited for.
@@ -70,27 +72,20 @@ class WaitGraph:
     @property
     def deadlocks(self) -> tuple[tuple[WaitNode, ...], ...]:
         """The cycles, each of which only an end from outside can resolve."""
-        after = self._after(all_needed=True)
-        nodes = {node.id: node for node in self.nodes}
+        after, nodes = self._after(all_needed=True), {node.id: node for node in self.nodes}
         found: list[tuple[WaitNode, ...]] = []
-        done: set[str] = set()
-        for root in after:
-            path: dict[str, Iterator[str]] = {}
-            ahead: list[str] = [root]
-            while ahead:
-                node = ahead.pop()
-                if node in path:
-                    cycle = [*path]
-                    found.append(tuple(nodes[one] for one in cycle[cycle.index(node) :]))
-                elif node not in done:
-                    done.add(node)
-                    path[node] = iter(after.get(node, ()))
-                while path:  # the next branch of the innermost that has one
-                    last = next(reversed(path))
-                    if (branch := next(path[last], None)) is not None:
-                        ahead.append(branch)
-                        break
-                    del path[last]
+        seen: set[str] = set()
+        path: list[str] = []
+        ahead = [(root, 0) for root in reversed(after)]
+        while ahead:
+            node, depth = ahead.pop()
+            del path[depth:]
+            if node not in seen:
+                seen.add(node)
+                path.append(node)
+                ahead += [(one, depth + 1) for one in reversed(after.get(node, ()))]
+            elif node in path:
+                found.append(tuple(nodes[one] for one in path[path.index(node) :]))
         return tuple(found)
 
     def chains(self) -> list[tuple[WaitNode, ...]]:
@@ -116,10 +111,10 @@ class WaitGraph:
 
     def lines(self) -> list[str]:
         """Return the deadlocks and the other chains of waits as text, without what only tasks of the library wait for."""
-        deadlocks = self.deadlocks
-        lines = [
-            f"deadlock: {' <- '.join([*map(str, _own_places(cycle)), *(one.name for one in cycle[:1])])}" for cycle in deadlocks
-        ]
+        return self._texts(self.deadlocks, " ")
+
+    def _texts(self, deadlocks: tuple[tuple[WaitNode, ...], ...], apart: str) -> list[str]:
+        lines = [f"deadlock: {f'{apart}<- '.join([*map(str, _own_places(cycle)), cycle[0].name])}" for cycle in deadlocks]
         unsure = {edge[:2] for edge in self.edges if edge.needs == "perhaps"}
         ends = {node.id for cycle in deadlocks for node in cycle}
         chains = [_shortened(chain, ends) for chain in self.chains() if chain[0].kind != "internal task"]
@@ -127,37 +122,34 @@ class WaitGraph:
         for chain in chains[:_MOST_LINES]:
             nodes = *_own_places(chain[:-1]), *chain[-1:]
             texts = [f"{one.name}, in the deadlock" if one.id in ends else str(one) for one in nodes]
-            perhaps = ["perhaps " * ((one.id, other.id) in unsure) for one, other in itertools.pairwise(chain)]
-            rest = " <- ".join(word + text for word, text in zip(perhaps, texts[1:], strict=True))
-            lines.append(f"{texts[0]} waits for {rest}" if rest else texts[0])
+            for number, pair in enumerate(itertools.pairwise(chain), 1):
+                perhaps = "perhaps " if (pair[0].id, pair[1].id) in unsure else ""
+                texts[number] = f"{'<-' if number > 1 else 'waits for'} {perhaps}{texts[number]}"
+            lines.append(apart.join(texts))
         if len(chains) > _MOST_LINES:
             lines.append(f"and {len(chains) - _MOST_LINES} more; to_json() has all")
         return [*lines, *self.notes] or ["nothing waits"]
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return "\n".join(self._texts(self.deadlocks, "\n    "))
 
     def to_json(self) -> str:
         """Return the graph, its deadlocks and its text as JSON."""
-        import json  # seldom needed
-
-        deadlocks = [[node.id for node in cycle] for cycle in self.deadlocks]
-        return json.dumps({**dataclasses.asdict(self), "deadlocks": deadlocks, "lines": self.lines()})
+        cycles = self.deadlocks
+        more = {"deadlocks": [[node.id for node in cycle] for cycle in cycles], "lines": self._texts(cycles, " ")}
+        return json.dumps({**dataclasses.asdict(self), **more})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         """Return the graph that `to_json` was called for."""
-        import json  # seldom needed
-
         given = json.loads(text)
         nodes, edges = (WaitNode(**one) for one in given["nodes"]), (WaitEdge(*one) for one in given["edges"])
         return cls(tuple(nodes), tuple(edges), tuple(given["notes"]))
 
     @classmethod
-    def join(cls, graphs: Iterable[WaitGraph]) -> Self:
+    def join(cls, graphs: Sequence[WaitGraph]) -> Self:
         """Return the graph of several processes: what one of them waits for, and another one has, is connected."""
         nodes: dict[str, WaitNode] = {}
-        graphs = list(graphs)
         for node in itertools.chain.from_iterable(one.nodes for one in graphs):
             if node.id not in nodes or nodes[node.id].kind == "process":  # which another one has seen from outside
                 nodes[node.id] = node
@@ -180,24 +172,17 @@ def _own_places(chain: tuple[WaitNode, ...]) -> list[WaitNode]:
 def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, ...]:
     """Leave out what is behind the beginning of a deadlock, and calls and tasks of the library that add nothing."""
     kept: list[WaitNode] = []
-    for number, node in enumerate(chain):
-        after = chain[number + 1] if number + 1 < len(chain) else None
-        adds = node.function is not None or after is None or not kept
-        if adds or (not (node.kind == "call" and kept[-1].secs is not None) and not (_is_task(node) and _is_thread(after))):
+    for node, after in itertools.zip_longest(chain, chain[1:]):
+        adds_nothing = kept and (
+            (node.kind == "call" and kept[-1].secs is not None)
+            or (node.kind in ("task", "internal task") and after is not None and after.kind == "thread")
+        )
+        if node.function is not None or after is None or not adds_nothing:
             kept.append(node)
         if node.id in ends:
             break
     return tuple(kept)
 
 
-def _is_task(node: WaitNode) -> bool:
-    return node.kind in ("task", "internal task")
-
-
-def _is_thread(node: WaitNode | None) -> bool:
-    return node is not None and node.kind == "thread"
-
-
-def _short_place(where: str, *, is_own: bool) -> str:
-    """Return a place of the user's own code from the current directory on, one of a library without its folder."""
-    return where.removeprefix(os.getcwd() + os.sep) if is_own else "/".join(where.split(os.sep)[-2:])
+for _public in (WaitEdge, WaitGraph, WaitNode):
+    _public.__module__ = "aiohooks.session"  # which imports them when they are first used

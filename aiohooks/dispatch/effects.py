@@ -106,9 +106,8 @@ def record(kind: str, payload: Any, context: object = None) -> EffectKey:
     scope = current_run()
     while context is not None and scope is not None and getattr(scope.recording, "context", None) is not context:
         scope = scope.outer  # a group that records for itself is called in the run
-    recording: Recording | None = None if scope is None or not scope.active else scope.recording
-    if recording is not None:
-        return EffectKey(recording.add(kind, payload))
+    if scope is not None and scope.active and scope.recording is not None:
+        return EffectKey(scope.recording.add(kind, payload))
     advice = "outside of a run; record it in a step, in before_run or after_run, or in a call of a HookGroup with effects="
     if context is not None:
         advice = (
@@ -130,18 +129,18 @@ class Recording:
     the first effect of an attempt is recorded.
     """
 
-    __slots__ = ("_prefix", "closed", "committed", "context", "counts", "effects", "kinds", "outbox", "recorded", "step", "turn")
+    __slots__ = (
+        *("_counts", "_resets", "closed", "committed", "context", "effects", "kinds", "last", "outbox", "recorded", "run"),
+        *("step", "turn"),
+    )
 
-    def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, prefix: str = "") -> None:
-        """Begin without effects.
-
-        Args:
-            kinds: the kinds that have handlers; None for any.
-            outbox: takes the effects of attempts that are committed.
-            prefix: the beginning of each key; that of an outbox is set by its `begin_attempt`.
-        """
+    def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, run: str) -> None:
+        """Record for the outbox effects of these kinds (None: of any), under keys that begin with `run`."""
         self.kinds: Collection[str] | None = kinds
         self.outbox: Outbox | None = outbox
+        self.run: str = run
+        self.last: tuple[int, int, dict[str, int]] = 0, 0, {}
+        """The step whose effects were taken last, the resets to an earlier step until then, and how many each recorder has."""
         self.context: object = None
         """The current attempt, or the latest."""
         self.step: int = 0
@@ -152,13 +151,13 @@ class Recording:
         """The latest attempt that takes no more effects."""
         self.turn: tuple[Any, ...] | None = None
         """A function that returns the name of what is called in turn now, and its arguments."""
-        self.begin(prefix, {})
+        self.begin()
 
-    def begin(self, prefix: str, counts: dict[str, int]) -> None:
-        """Begin to record for the current attempt; each recorder has that many effects of its step before."""
-        self._prefix = prefix
-        self.counts: dict[str, int] = counts
-        """How many effects each recorder has."""
+    def begin(self) -> None:
+        """Begin to record for the current attempt; one of the same step as the last continues its numbers."""
+        step, resets, counts = self.last
+        self._resets = resets + (self.step < step)
+        self._counts = dict(counts) if self.step == step else dict[str, int]()
         self.effects: list[Effect] = []
         self.recorded: object = self.context
         """The attempt that `effects` are of."""
@@ -184,11 +183,12 @@ class Recording:
                 f"effect({kind!r}) was called in after_run of {recorder}, whose order is {order}, when its step may have been "
                 f"saved; give the hook an order below {LATE}, that of CheckpointSaverHook"
             )
-        if self.recorded is not self.context and self.outbox is not None:
-            self.outbox.begin_attempt()
+        if self.recorded is not self.context:
+            self.begin()
         recorder = recorder.replace("/", "|")  # which ends it in the key
-        number = self.counts[recorder] = self.counts.get(recorder, 0) + 1
-        run = f"{self._prefix}/{self.step}" if self.step else self._prefix
+        number = self._counts[recorder] = self._counts.get(recorder, 0) + 1
+        run = f"{self.run}+{self._resets}" if self._resets else self.run
+        run = f"{run}/{self.step}" if self.step else run
         made = Effect(kind, copied, f"{run}/{recorder}/{number}", self.step)
         self.effects.append(made)
         return made.key
@@ -209,26 +209,24 @@ class Recording:
         """Drop what was recorded since `mark`."""
         if self.recorded is self.context:
             for one in self.effects[mark:]:
-                self.counts[one.key.split("/")[-2]] -= 1
+                self._counts[one.key.split("/")[-2]] -= 1
             del self.effects[mark:]
 
     def end(self) -> bool:
         """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
         self.closed = self.context
-        effects, self.effects = self.effects, []
+        effects, self.effects = self.effects if self.recorded is self.committed else [], []
+        if effects:
+            self.last = effects[0].step, self._resets, self._counts
         assert self.outbox is not None
-        return self.outbox.take(effects if self.recorded is self.committed else [], self.counts)
+        return self.outbox.take(effects)
 
 
 class Outbox(Protocol):
     """Takes the effects of a session's runs."""
 
-    def begin_attempt(self) -> None:
-        """Call `begin` of the recording: the current attempt records its first effect."""
-        ...
-
-    def take(self, effects: Sequence[Effect], counts: dict[str, int]) -> bool:
-        """Take the effects of a committed attempt, and how many each recorder has; return whether there are too many."""
+    def take(self, effects: Sequence[Effect]) -> bool:
+        """Take the effects of a committed attempt; return whether there are too many."""
         ...
 
     async def wait_for_room(self) -> None:
@@ -272,11 +270,11 @@ def _copied(value: Any, place: str, depth: int = 0) -> Any:
     """Return a copy of a payload; raise if a checkpoint could not hold it exactly."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _ATOMS:
-        if kind is str and not value.isascii():
-            try:
+        try:
+            if kind is str:
                 value.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidArgumentError(f"{place} is {value!r}, which is no valid text: {error}") from None
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{place} is {value!r}, which is no valid text: {error}") from None
         return value
     if depth > _MAX_DEPTH:
         raise InvalidArgumentError(f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")

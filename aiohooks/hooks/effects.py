@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import math
 import os
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
-from aiohooks._aio.clock import current_clock, sleep, wake
+from aiohooks._aio.clock import current_clock, sleep
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.waits import Backoff, WaitLog
@@ -35,15 +36,6 @@ _logger = logging.getLogger("aiohooks.hooks")
 
 Handler = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect; it returns when that is done, and raises if it is to be repeated."""
-
-
-@runtime_checkable
-class _SavesEffects(Protocol):
-    """A hook that saves sessions, such as `CheckpointSaverHook`, as an `EffectsHook` knows it."""
-
-    def saves_for(self, session: Session, /) -> bool:
-        """Return whether the session is restored from what it saves."""
-        ...
 
 
 class EffectsHook(SessionRunHook):
@@ -116,7 +108,6 @@ class EffectsHook(SessionRunHook):
         self._reset()
 
     def _reset(self) -> None:
-        self._run = self._given_run or os.urandom(6).hex()
         self._kinds = {kind: _Kind(handler) for kind, handler in self._handlers.items()}
         self._unsaved: deque[_Pending] = deque()
         """The effects that wait for a checkpoint; the others are in `ready` of their kinds."""
@@ -124,11 +115,7 @@ class EffectsHook(SessionRunHook):
         """The number of the effect that was taken last."""
         self._changed = False
         """Whether an effect that the latest `state_dict` has was delivered since."""
-        # Of the run whose effects were taken last: the next one of the same step continues its numbers.
-        self._step = 0
-        self._resets = 0
-        self._counts: dict[str, int] = {}
-        self.recording: Recording = Recording(self._handlers, self)
+        self.recording: Recording = Recording(self._handlers, self, self._given_run or os.urandom(6).hex())
         """Where the runs of the session record."""
         self._loaded = False
         """Whether a state was loaded for the next session."""
@@ -137,7 +124,7 @@ class EffectsHook(SessionRunHook):
         """Whether a hook saves the session where it is restored from, and releases what is durable."""
         self._grace_secs = DEFAULT_GRACE_SECS
         self._context = Context()
-        self._waiters: list[asyncio.Future[None]] = []
+        self._progressed = asyncio.Event()
         self._log = WaitLog(_logger, current_clock(), self._describe_deliveries)
 
     # -- the life of a session
@@ -157,7 +144,7 @@ class EffectsHook(SessionRunHook):
         if state.waits.recording not in (None, self.recording):
             raise InvalidHookError("the session has two EffectsHooks; give one of them the handlers of all kinds")
         hooks: Mapping[str, Any] = getattr(session, "stateful_hooks", dict)()
-        self._is_saved = any(isinstance(one, _SavesEffects) and one.saves_for(session) for one in hooks.values())
+        self._is_saved = any(one.saves_for(session) for one in hooks.values() if hasattr(one, "saves_for"))
         if not self._is_saved and not self._at_commit:
             raise InvalidArgumentError(
                 'EffectsHook(when="checkpoint") delivers what is in a durable checkpoint, and no hook saves this session where '
@@ -191,7 +178,7 @@ class EffectsHook(SessionRunHook):
             task.cancel()
         await wait_done(tasks, None)  # each has a limit of its own
         self._coord = None
-        if left := [one for kind in self._kinds.values() for one in kind.ready] + [*self._unsaved]:
+        if left := self._pending():
             what = "the next process delivers those that its checkpoint has, and makes the steps of the others again"
             if not self._is_saved:
                 what = "they are lost, as no checkpoint has them"
@@ -199,18 +186,8 @@ class EffectsHook(SessionRunHook):
 
     # -- the outbox
 
-    def begin_attempt(self) -> None:
-        """Begin to record for the current attempt; called by the recording."""
-        step = self.recording.step
-        resets = self._resets + (step < self._step)
-        prefix = f"{self._run}+{resets}" if resets else self._run
-        self.recording.begin(prefix, dict(self._counts) if step == self._step else {})
-
-    def take(self, effects: Sequence[Effect], counts: dict[str, int]) -> bool:
+    def take(self, effects: Sequence[Effect]) -> bool:
         """Take the effects of a committed attempt; return whether too many can be delivered and are not."""
-        if effects:
-            self._resets += effects[0].step < self._step
-            self._step, self._counts = effects[0].step, counts
         for one in effects:
             self._last += 1
             self._unsaved.append(_Pending(one, self._last))
@@ -257,7 +234,8 @@ class EffectsHook(SessionRunHook):
         for one in pending:
             one.saved = True
         effects = [[one.effect.kind, one.effect.key, one.effect.step, one.effect.payload] for one in pending]
-        return {"run": self._run, "step": self._step, "resets": self._resets, "counts": self._counts, "pending": effects}
+        step, resets, counts = self.recording.last
+        return {"run": self.recording.run, "step": step, "resets": resets, "counts": counts, "pending": effects}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from this state. In a recovery, drop what was recorded since, and do not repeat what was delivered since.
@@ -286,9 +264,8 @@ class EffectsHook(SessionRunHook):
         still = {one.effect.key for one in kept}
         if undone := [one for key, one in before.items() if key not in still]:
             _logger.warning("effects of steps that are undone are dropped: %s", _counted(undone))
-        self._run = self._given_run or state.get("run", self._run)
-        self._step, self._resets = state.get("step", 0), state.get("resets", 0)
-        self._counts = dict(state.get("counts", {}))
+        self.recording.run = self._given_run or state.get("run", self.recording.run)
+        self.recording.last = state.get("step", 0), state.get("resets", 0), dict(state.get("counts", {}))
         self._loaded = True
 
     def _pending(self) -> list[_Pending]:
@@ -333,10 +310,10 @@ class EffectsHook(SessionRunHook):
                 self._changed = self._changed or one.saved
                 if kind.ready and kind.ready[0] is one:  # else its step was undone meanwhile
                     kind.ready.popleft()
-                self._wake_waiters()
+                self._progressed.set()
         finally:
             kind.task = None
-            self._wake_waiters()
+            self._progressed.set()
 
     def _note_failure(self, name: str, kind: _Kind, one: _Pending, error: Exception) -> None:
         kind.attempts += 1
@@ -366,16 +343,8 @@ class EffectsHook(SessionRunHook):
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.remove(waiter)
-
-    def _wake_waiters(self) -> None:
-        for waiter in self._waiters:
-            wake(waiter)
+            self._progressed.clear()
+            await self._progressed.wait()
 
     def _describe_deliveries(self) -> str:
         active = [kind.ready[0].effect.key for kind in self._kinds.values() if kind.task is not None and kind.ready]
@@ -385,33 +354,31 @@ class EffectsHook(SessionRunHook):
         return f"EffectsHook({list(self._handlers)}, when={'commit' if self._at_commit else 'checkpoint'!r})"
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Pending:
     """An effect that is not delivered."""
 
-    __slots__ = ("effect", "number", "saved")
-
-    def __init__(self, effect: Effect, number: int) -> None:
-        self.effect = effect
-        self.number = number
-        """Its place in the order of all kinds."""
-        self.saved = False
-        """Whether it is in a state that was taken for a checkpoint."""
+    effect: Effect
+    number: int
+    """Its place in the order of all kinds."""
+    saved: bool = False
+    """Whether it is in a state that was taken for a checkpoint."""
 
 
+@dataclasses.dataclass(eq=False)
 class _Kind:
     """The effects of one kind that can be delivered, and how that goes."""
 
-    def __init__(self, handler: Handler) -> None:
-        self.handler = handler
-        self.ready: deque[_Pending] = deque()
-        self.task: asyncio.Task[None] | None = None
-        self.delivered = 0
-        self.failures = 0
-        self.last_error: str | None = None
-        # Of the effect that is delivered now.
-        self.attempts = 0
-        self.failing_since = 0.0
-        self.given_up = False
+    handler: Handler
+    ready: deque[_Pending] = dataclasses.field(default_factory=deque[_Pending])
+    task: asyncio.Task[None] | None = None
+    delivered: int = 0
+    failures: int = 0
+    last_error: str | None = None
+    # Of the effect that is delivered now.
+    attempts: int = 0
+    failing_since: float = 0.0
+    given_up: bool = False
 
 
 def _counted(pending: Iterable[_Pending]) -> str:

@@ -15,7 +15,6 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
 from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, task_wait, user_location
 from aiohooks._validate import check_choice, check_secs
-from aiohooks._why.builder import wait_graph
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
@@ -206,7 +205,9 @@ class WatchdogHook(SessionRunHook):
         summary = f"{phase}: {activity} - the limit is {self._limits[phase]:g} s"
         state = str(activity) if status is None else str(status)
         try:
-            graph = "\n  ".join(wait_graph([asyncio.get_running_loop()]).lines())
+            from aiohooks._why.builder import wait_graph  # seldom needed
+
+            graph = str(wait_graph([asyncio.get_running_loop()])).replace("\n", "\n  ")
         except Exception as error:  # the stall is reported all the same
             graph = f"could not be found out: {error!r}"
         report = f"{summary}\n{state}\nwhy:\n  {graph}\n{self._format_tasks(status)}"

@@ -20,11 +20,21 @@
     program         aiohooks.run: a program's main coroutine
 """
 
-from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
+from typing import TYPE_CHECKING
+
 from aiohooks.session.status import Activity, SessionStatus
 from aiohooks.session.steps import StepContext, Steps
 
+if TYPE_CHECKING:
+    from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
+
 __all__ = ["Activity", "SessionStatus", "StepContext", "Steps", "WaitEdge", "WaitGraph", "WaitNode"]
 
-for _name in __all__:
-    globals()[_name].__module__ = __name__
+for _public in (Activity, SessionStatus, StepContext, Steps):
+    _public.__module__ = __name__
+
+if not TYPE_CHECKING:
+    from aiohooks._lazy import lazy_names
+
+    __getattr__, __dir__ = lazy_names(__name__, {"aiohooks._why.graph": ("WaitEdge", "WaitGraph", "WaitNode")})
+    del lazy_names

@@ -18,7 +18,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, running_loop
 from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
@@ -58,7 +58,8 @@ Producers: TypeAlias = tuple[asyncio.Task[Any], ...]
 
 OPEN_SESSIONS: WeakSet[SessionState] = WeakSet()
 """The sessions of this process that are being opened, are open, or are being closed."""
-
+RUN_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""The event loops of `aiohooks.run`, each with its thread."""
 ON_OPEN: list[Callable[[SessionState], None]] = []
 """Called with each session whose step store is known."""
 WHY_VARIABLE = "AIOHOOKS_WHY"

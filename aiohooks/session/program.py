@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -17,7 +17,7 @@ from aiohooks._aio.cancel import running_loop
 from aiohooks._diagnostics import PACKAGE
 from aiohooks._validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
-from aiohooks.session._state import WHY_VARIABLE
+from aiohooks.session._state import RUN_LOOPS, WHY_VARIABLE
 from aiohooks.session.signals import stopped_by
 
 _new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
@@ -71,23 +71,18 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     if running_loop() is not None:
         raise WrongLoopError("run was called while an event loop is running, as in a notebook; write `await main()` there")
     check_instance(why, bool, "why")
-    about: Callable[[Any], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     if why or WHY_VARIABLE in os.environ:
-        from aiohooks.session.why import asked_about, enable_if_asked, enable_why  # seldom needed
+        from aiohooks.session.why import enable_if_asked, enable_why  # seldom needed
 
-        about = asked_about
-        if why:
-            enable_why()
-        else:
-            enable_if_asked()
+        (enable_why if why else enable_if_asked)()
     loop: asyncio.AbstractEventLoop | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop = runner.get_loop()
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
-            with about(loop):
-                result = runner.run(main(*args))
+            RUN_LOOPS[loop] = threading.get_ident()
+            result = runner.run(main(*args))
     except BaseException as error:
         if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
             sys.excepthook = _print_folded

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,14 @@ from aiohooks._aio.fork import call_after_fork
 from aiohooks._why.builder import threads, wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, WHY_VARIABLE, SessionState
+from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, RUN_LOOPS, WHY_VARIABLE, SessionState
 
 _logger = logging.getLogger("aiohooks")
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
 _SEND_SECS, _PAUSE_SECS = 2.0, 1.0
-_SIGNALS = "SIGUSR1", "SIGQUIT"
+_IDLE_FUNCTIONS = "select", "run_forever", "run_until_complete", "run"
+_SIGNALS = [signal.Signals[name] for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name)]
 
 
 def why_session(state: SessionState) -> WaitGraph:
@@ -51,7 +52,7 @@ def why_session(state: SessionState) -> WaitGraph:
 def process_graph() -> WaitGraph:
     """Return the wait-for graph of all known loops; asked in another thread, made by the loop if one answers."""
     loops = _known_loops()
-    answers: dict[asyncio.AbstractEventLoop, concurrent.futures.Future[WaitGraph]] = {}
+    answers = {loop: concurrent.futures.Future[WaitGraph]() for loop in loops}
 
     def answer(loop: asyncio.AbstractEventLoop) -> None:
         if answers[loop].set_running_or_notify_cancel():
@@ -61,68 +62,54 @@ def process_graph() -> WaitGraph:
                 answers[loop].set_exception(error)
 
     for loop in loops:
-        answers[loop] = concurrent.futures.Future()
         with contextlib.suppress(RuntimeError):  # it was closed meanwhile
             loop.call_soon_threadsafe(answer, loop)
     concurrent.futures.wait(answers.values(), _ANSWER_SECS)
-    blocked = {loop: thread for loop, thread in loops.items() if not answers[loop].done()}
-    for one in answers.values():
-        one.cancel()
+    blocked = [thread for loop, thread in loops.items() if answers[loop].cancel()]
     if len(loops) == 1 and not blocked:
         return next(iter(answers.values())).result()
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
-    return _graph(loops, {thread: frames[thread] for thread in blocked.values() if thread in frames})
+    return _graph(loops, {thread: frames[thread] for thread in blocked if thread in frames})
 
 
 def _graph(loops: Mapping[asyncio.AbstractEventLoop, int], running: Mapping[int, types.FrameType]) -> WaitGraph:
     """Return the graph of these loops, each with its thread, given what the threads run whose loops cannot answer."""
     blocked = {loop: running[thread] for loop, thread in loops.items() if thread in running}
-    in_callback = {loops[loop] for loop in blocked if asyncio.current_task(loop) is None and not _is_idle(blocked[loop])}
+    # A loop whose innermost frame is its own is idle: uvloop has no others.
+    busy = [loop for loop, frame in blocked.items() if frame.f_code.co_name not in _IDLE_FUNCTIONS]
+    in_callback = {loops[loop] for loop in busy if asyncio.current_task(loop) is None}
     sessions = [state.awaited() for state in list(OPEN_SESSIONS) if state.loop in loops]
     return wait_graph(loops, also=[*sessions, *(one for one in threads() if one.ident in in_callback)], blocked=blocked)
-
-
-def _is_idle(frame: types.FrameType) -> bool:
-    """Return whether the innermost frame of a loop's thread is the loop's own: uvloop has no others."""
-    return frame.f_code.co_name in ("select", "run_forever", "run_until_complete", "run")
 
 
 def _known_loops() -> dict[asyncio.AbstractEventLoop, int]:
     """Return the loops that `run` runs, and those of open sessions, each with its thread."""
     sessions = {state.loop: state.thread for state in list(OPEN_SESSIONS) if state.loop is not None}
-    return {loop: thread for loop, thread in {**_loops, **sessions}.items() if not loop.is_closed()}
-
-
-_loops: dict[asyncio.AbstractEventLoop, int] = {}
-
-
-@contextlib.contextmanager
-def asked_about(loop: asyncio.AbstractEventLoop) -> Generator[None]:
-    """Have the answers show a loop of this thread, also without a session."""
-    _loops[loop] = threading.get_ident()
-    try:
-        yield
-    finally:
-        del _loops[loop]
+    return {loop: thread for loop, thread in {**RUN_LOOPS, **sessions}.items() if not loop.is_closed()}
 
 
 # -- being asked
 
 
 def enable_why() -> None:
-    """Let this process be asked why it waits, by `aiohooks why` and by signals; calling it twice is harmless.
-
-    A thread waits for questions, and costs nothing until there is one. Only the same user, and root, can ask. Signals that have a
-    handler are left alone.
+    """Let this process be asked why it waits, by `aiohooks why` of the same user, and by signals that have no handler yet.
 
     Raises:
         InvalidArgumentError: the directory of the sockets is not this user's alone.
         OSError: the socket could not be made.
     """
     global _server
-    if _server is None:
-        _server = _Server()
-        _install_signals()
+    if _server is not None:
+        return
+    _server = _Server()
+    if threading.current_thread() is not threading.main_thread():
+        _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
+        return
+    for number in _SIGNALS:
+        if (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
+            _logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
+        else:
+            signal.signal(number, _print_why)
 
 
 def enable_if_asked() -> None:
@@ -132,18 +119,6 @@ def enable_if_asked() -> None:
             enable_why()
         except (OSError, InvalidArgumentError) as error:
             _logger.warning("%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error)
-
-
-def _install_signals() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
-        return
-    for name in _SIGNALS:
-        number = getattr(signal, name, None)
-        if number is not None and (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
-            _logger.warning("%s does not print why this process waits: it has a handler already, %r", name, handler)
-        elif number is not None:
-            signal.signal(number, _print_why)
 
 
 def _print_why(number: int, frame: types.FrameType | None) -> None:
@@ -173,28 +148,23 @@ class _Server:
         except OSError as error:
             self._socket.close()
             raise OSError(error.errno, f"the socket {self._paths[0]} could not be made: {error.strerror or error}") from error
-        self._runs: dict[str, None] = {}
+        self._runs: list[str] = []
         for state in list(OPEN_SESSIONS):
-            self._runs.update({state.store.run: None} if state.store is not None else {})
-        self._register()
-        ON_OPEN.append(self._note_run)
+            self.note_run(state)
         call_after_fork(self)
         atexit.register(self.stop)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="aiohooks why", daemon=True)
         self._thread.start()
 
-    def _note_run(self, state: SessionState) -> None:
+    def note_run(self, state: SessionState) -> None:
         """Note which runs the process takes part in: they may be asked for when it cannot answer."""
         if state.store is not None and state.store.run not in self._runs:
-            self._runs[state.store.run] = None
+            self._runs.append(state.store.run)
+            aside = self._paths[1].with_suffix(".new")
             with contextlib.suppress(OSError):
-                self._register()
-
-    def _register(self) -> None:
-        aside = self._paths[1].with_suffix(".new")
-        aside.write_text(json.dumps({"runs": [*self._runs]}))
-        aside.replace(self._paths[1])
+                aside.write_text(json.dumps({"runs": self._runs}))
+                aside.replace(self._paths[1])
 
     def _serve(self) -> None:
         while True:
@@ -212,8 +182,6 @@ class _Server:
 
     def stop(self) -> None:
         """Close the socket, and remove it."""
-        atexit.unregister(self.stop)
-        ON_OPEN.remove(self._note_run)
         self._stopped.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
@@ -227,23 +195,18 @@ class _Server:
         global _server
         self._socket.close()
         atexit.unregister(self.stop)
-        ON_OPEN.remove(self._note_run)
         _server = None
 
 
 _server: _Server | None = None
 
 
-def disable_why() -> None:
-    """Undo `enable_why`."""
-    global _server
-    server, _server = _server, None
-    if server is not None:
-        server.stop()
-    for name in _SIGNALS:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is _print_why:
-            signal.signal(number, signal.SIG_DFL)
+def _note_run(state: SessionState) -> None:
+    if _server is not None:
+        _server.note_run(state)
+
+
+ON_OPEN.append(_note_run)
 
 
 def _answer() -> bytes:

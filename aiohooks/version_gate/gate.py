@@ -179,7 +179,7 @@ class AdmissionQueue(Waiting):
         if publishers:
             from aiohooks._why.builder import why  # seldom needed
 
-            if note := why(self._ledger.versions.awaited_step(seen + 1)):
+            if note := why(versions.awaited_step(seen + 1)):
                 add_note(error, note)
         return error
 

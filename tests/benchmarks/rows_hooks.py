@@ -13,8 +13,9 @@ from aiohooks._aio.overlap import RunWaits
 from aiohooks.dispatch.calls import call_groups
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._state import SessionState
-from aiohooks.session.why import disable_why, enable_why
+from aiohooks.session.why import enable_why
 from tests.benchmarks.measure import Counts, Figure, Setup, repeated
+from tests.support.hangs import disable_why
 
 HOOKS = 5
 WAIT_SECS = 0.010

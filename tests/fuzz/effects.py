@@ -377,7 +377,6 @@ def _take_all(original: Any, self: Any) -> None:
 def _ignore_failure(original: Any, self: Any, name: str, kind: Any, one: Any, error: Exception) -> None:
     original(self, name, kind, one, error)
     kind.ready.popleft()
-    self._ready -= 1
 
 
 def _load_all(original: Any, self: Any, state: Any) -> None:
@@ -390,8 +389,9 @@ def _one_recorder(original: Any, self: Any) -> str:
     return "step"
 
 
-def _number_anew(original: Any, self: Any, prefix: str, counts: Any) -> None:
-    original(self, f"{prefix}{os.getpid()}", counts)
+def _number_anew(original: Any, self: Any) -> None:
+    original(self)
+    self.run = f"r{os.getpid()}"
 
 
 BUGS: dict[str, tuple[type, str, Any]] = {

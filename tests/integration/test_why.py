@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from aiohooks.__main__ import main
-from tests.support.hangs import line_of
+from tests.support.hangs import line_of, unfolded
 from tests.support.processes import run_python, start
 from tests.support.store_servers import running
 from tests.support.waiting import HANG_SECS
@@ -54,7 +54,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
         end = time.monotonic() + HANG_SECS
         while True:
             found = main(["why", *map(str, target)])
-            text = capsys.readouterr().out
+            text = unfolded(capsys.readouterr().out)
             if re.search(pattern, text):
                 assert found == code, text
                 return text

@@ -13,6 +13,22 @@ import threading
 from pathlib import Path
 
 import aiohooks as ah
+from aiohooks.session import why
+
+
+def unfolded(text: str) -> str:
+    """Return the text of a wait-for graph with each chain of waits in one line."""
+    return text.replace("\n    ", " ")
+
+
+def disable_why() -> None:
+    """Undo `enable_why`."""
+    if (server := why._server) is not None:  # pyright: ignore[reportPrivateUsage]
+        server.stop()
+        why._server = None  # pyright: ignore[reportPrivateUsage]
+    for number in (signal.SIGUSR1, signal.SIGQUIT):
+        if signal.getsignal(number) is why._print_why:  # pyright: ignore[reportPrivateUsage]
+            signal.signal(number, signal.SIG_DFL)
 
 
 def ready() -> None:

@@ -38,6 +38,10 @@ def test_text() -> None:
     assert str(node) == "A.after_run (stuck), /x/y.py:3, 2.5 s"
     lines = graph("a-b", "b-c", "c-b").lines()
     assert lines == ["deadlock: b, f at /x/b.py:1 <- c, f at /x/c.py:1 <- b", "a, f at /x/a.py:1 waits for b, in the deadlock"]
+    assert (
+        str(graph("a-b", unsure=("b-c",)))
+        == "a, f at /x/a.py:1\n    waits for b, f at /x/b.py:1\n    <- perhaps c, f at /x/c.py:1"
+    )
     assert str(WaitGraph((), ())) == "nothing waits"
     assert len(graph(*(f"a{number}-b{number}" for number in range(99))).lines()) == 31
 
