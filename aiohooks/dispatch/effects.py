@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
@@ -32,8 +33,11 @@ LATE = 100
 Recorder: TypeAlias = tuple[str, int]
 """A hook or an operation, by its name, and the order of the hook."""
 
-_recorder: ContextVar[Recorder | None] = ContextVar("aiohooks_recorder", default=None)
-"""The hook or operation that the current task calls; those that are called in turn are found by `Recording.turn`."""
+_recorder: ContextVar[tuple[Recorder, Any, object] | None] = ContextVar("aiohooks_recorder", default=None)
+"""The hook or operation that the current task calls, for which recording, and in which attempt of a run: a thread may outlive it.
+
+Those that are called in turn are found by `Recording.turn`.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +113,10 @@ def record(kind: str, payload: Any, context: object = None) -> EffectKey:
     recording: Recording | None = None if scope is None or not scope.active else scope.recording
     if recording is not None:
         return EffectKey(recording.add(kind, payload))
-    advice = "outside of a run; record it in a step, in before_run or after_run, or in a call of a HookGroup with effects="
+    advice = (
+        "outside of a run; record it in a step, in before_run or after_run of a hook without background=True, or in a call of a "
+        "HookGroup with effects="
+    )
     if context is not None:
         advice = (
             "outside of the run that this run_context is of, or in a session that delivers none: give the session "
@@ -129,8 +136,6 @@ class Recording:
     An attempt is known by its `SessionRunContext`. So what every run has to do is to set some attributes; the rest is done when
     the first effect of an attempt is recorded.
     """
-
-    __slots__ = ("_prefix", "closed", "committed", "context", "counts", "effects", "kinds", "outbox", "recorded", "step", "turn")
 
     def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, prefix: str = "") -> None:
         """Begin without effects.
@@ -152,6 +157,7 @@ class Recording:
         """The latest attempt that takes no more effects."""
         self.turn: tuple[Any, ...] | None = None
         """A function that returns the name of what is called in turn now, and its arguments."""
+        self._lock = threading.Lock()  # of `effects` and `counts`: worker threads record, too
         self.begin(prefix, {})
 
     def begin(self, prefix: str, counts: dict[str, int]) -> None:
@@ -173,6 +179,16 @@ class Recording:
             )
             raise InvalidArgumentError(f"kind of an effect is {kind!r}; give {known}")
         copied = _copied(payload, f"the payload of effect {kind!r}")
+        with self._lock:
+            return self._add(kind, copied)
+
+    def _add(self, kind: str, copied: Any) -> str:
+        called = _recorder.get()
+        if called is not None and called[1] is self and called[2] is not self.context:
+            raise EffectError(
+                f"effect({kind!r}) was called by {called[0][0]} after its attempt of step {self.step} had ended; the next one "
+                "records it again"
+            )
         if self.closed is self.context:
             raise EffectError(
                 f"effect({kind!r}) was called after the effects of step {self.step} were taken; call it in the run, before the "
@@ -195,7 +211,8 @@ class Recording:
 
     def recorder(self) -> Recorder:
         """Return the hook or operation that is called."""
-        recorder = _recorder.get()
+        called = _recorder.get()
+        recorder = None if called is None else called[0]
         if recorder is None and self.turn is not None:
             find, *args = self.turn
             recorder = find(*args)
@@ -207,15 +224,17 @@ class Recording:
 
     def rewind(self, mark: int) -> None:
         """Drop what was recorded since `mark`."""
-        if self.recorded is self.context:
-            for one in self.effects[mark:]:
-                self.counts[one.key.split("/")[-2]] -= 1
-            del self.effects[mark:]
+        with self._lock:
+            if self.recorded is self.context:
+                for one in self.effects[mark:]:
+                    self.counts[one.key.split("/")[-2]] -= 1
+                del self.effects[mark:]
 
     def end(self) -> bool:
         """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
-        self.closed = self.context
-        effects, self.effects = self.effects, []
+        with self._lock:
+            self.closed = self.context
+            effects, self.effects = self.effects, []
         assert self.outbox is not None
         return self.outbox.take(effects if self.recorded is self.committed else [], self.counts)
 
@@ -242,7 +261,11 @@ class Outbox(Protocol):
 
 async def call_as(recorder: Recorder, call: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
     """Make a call, in a task of its own, whose effects are those of `recorder`."""
-    token = _recorder.set(recorder)
+    before, scope = _recorder.get(), current_run()
+    recording = None if scope is None else scope.recording
+    # A call within a call, such as one of a group, is part of the same attempt.
+    attempt = before[2] if before is not None and before[1] is recording else getattr(recording, "context", None)
+    token = _recorder.set((recorder, recording, attempt))
     try:
         return await call(*args, **keywords)
     finally:
@@ -262,7 +285,8 @@ def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) 
         yield
     finally:
         scope.active = False
-        recording.closed = recording.context
+        with recording._lock:
+            recording.closed = recording.context
         current_scope.set(before)
     if recording.effects:
         hand_over(tuple(recording.effects))

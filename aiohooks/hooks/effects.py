@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import math
 import os
@@ -88,7 +89,7 @@ class EffectsHook(SessionRunHook):
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            InvalidHookError: a handler is not a coroutine function.
+            InvalidHookError: a handler is not a coroutine function of one argument.
         """
         check_mapping(handlers, "handlers", optional=False)
         for kind, handler in handlers.items():
@@ -99,6 +100,15 @@ class EffectsHook(SessionRunHook):
                     f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async def`), and let it call what "
                     "blocks with `await asyncio.to_thread(...)`"
                 )
+            try:
+                inspect.signature(handler).bind(None)
+            except TypeError as error:
+                raise InvalidHookError(
+                    f"the handler of {kind!r} cannot be called with one argument, the Effect: {error}; write it as "
+                    "`async def handler(effect):`"
+                ) from None
+            except ValueError:
+                pass  # it has no signature
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         check_choice(when, "when", "checkpoint", "commit")
