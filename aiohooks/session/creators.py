@@ -84,9 +84,8 @@ def restore_hooks(session: Session) -> None:
             _logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
     for name in sorted(states.keys() - hooks.keys()):
         state: Any = states[name]
-        saver = session.saver
-        # Effects, which the next checkpoint would forget.
-        effects: Any = state["pending"] if isinstance(state, dict) and {"pending", "resets"} <= {*state} else ()
+        saver, is_outbox = session.saver, isinstance(state, dict) and {"pending", "resets"} <= {*state}
+        effects = states[name]["pending"] if is_outbox else ()  # which the next checkpoint would forget
         lost = f" with {len(effects)} effects that were not delivered; add its EffectsHook again" if effects else ""
         level = logging.WARNING if effects and saver is not None and not saver.read_only else logging.INFO
         _logger.log(level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost)
