@@ -26,6 +26,8 @@ from concurrent.futures import thread as _executor
 from typing import Any
 
 import anyio
+import anyio.abc
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from aiohooks._diagnostics import (
     PACKAGE,
@@ -37,6 +39,7 @@ from aiohooks._diagnostics import (
     is_library,
     is_task,
     process_state,
+    secs_text,
 )
 from aiohooks._why.frames import asked_frames, entered, expression, held_by, links_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
@@ -49,7 +52,8 @@ _made: deque[float] = deque(maxlen=20)
 """When the last notes were made."""
 _WORK_ITEM: Any = vars(_executor)["_WorkItem"]
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
-_NO_HOLDER = "its holder is not known: it was acquired without a `with` block"
+_NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
+_INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 
 
 def wait_graph(
@@ -250,12 +254,12 @@ class _Builder:
         return node, True
 
     def _place(self, node: str, frames: Sequence[types.FrameType]) -> None:
-        """Note the line of a node: the innermost of the user's own, or else of all, which has no function then."""
+        """Note the line of a node: the innermost of the user's own, or of what is installed; or of all, without a function."""
         if not frames or self._nodes[node].where is not None:
             return
-        own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
-        at = own or frames[-1]
-        function = None if own is None else own.f_code.co_qualname
+        others = [frame for frame in reversed(frames) if not is_library(frame)]
+        at = next((frame for frame in others if _INSTALLED not in frame.f_code.co_filename), (*others, frames[-1])[0])
+        function = at.f_code.co_qualname if others else None
         self._change(node, function=function, where=f"{at.f_code.co_filename}:{at.f_lineno}")
 
     def _of_future(self, future: Any) -> list[str]:
@@ -365,8 +369,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
     owner: Any = frame.f_locals.get("self")
     method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
 
-    def used(kind: str, detail: str, what: str) -> Awaited:
-        by = lambda: builder.users(owner, at)  # noqa: E731
+    def used(kind: str, detail: str, what: str, thing: object = owner) -> Awaited:
+        by = lambda: builder.users(thing, at)  # noqa: E731
         return Awaited(kind, f"{kind}{name}", detail, by, at, needs="perhaps", not_found=f"no task that could {what} was found")
 
     def held(kind: str, detail: str, places: float | None) -> Awaited:
@@ -377,7 +381,7 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
     match owner, method:
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
             return held("lock", "held", 1)
-        case asyncio.Semaphore(), "acquire":
+        case ((asyncio.Semaphore() | anyio.Semaphore()), "acquire"):
             bound = getattr(owner, "_bound_value", None)
             return held("semaphore", "none free" if bound is None else f"{bound} of {bound} in use", bound)
         case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
@@ -391,22 +395,32 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
             return used("queue", f"{owner.qsize()} in it, task_done was not called for {left} more", "call it")
         case ((asyncio.Event() | anyio.Event()), "wait"):
             return used("event", "not set", "set it")
-        case locks.Condition(), "wait":
+        case ((locks.Condition() | anyio.Condition()), "wait"):
             return used("condition", "not notified", "notify it")
-        case asyncio.StreamReader(), "_wait_for_data":
-            transport = vars(owner).get("_transport")
-            peer = None if transport is None else transport.get_extra_info("peername")
-            return Awaited("connection", f"data from {_address(peer)}", key=at)
+        case asyncio.Barrier(), "wait":
+            return used("barrier", f"{owner.n_waiting} of {owner.parties} have arrived", "arrive")
+        case MemoryObjectSendStream(), "send":
+            return used("stream", "full", "receive from it", vars(owner)["_state"])
+        case MemoryObjectReceiveStream(), "receive":
+            return used("stream", "empty", "send to it", vars(owner)["_state"])
+        case (asyncio.StreamReader(), "_wait_for_data") | (anyio.abc.SocketStream(), "receive"):
+            return Awaited("connection", f"data from {_peer(owner)}", key=at)
+        case (asyncio.StreamWriter(), "drain") | (anyio.abc.SocketStream(), "send"):
+            return Awaited("connection", f"{_peer(owner)} to read what was sent", key=at)
+        case asyncio.AbstractEventLoop(), _ if method.startswith("sock_") and (sock := frame.f_locals.get("sock")) is not None:
+            return Awaited("connection", f"{method} of {sock!r}", key=at)
         case asyncio.subprocess.Process(), ("wait" | "communicate"):
             return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "", key=at)
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
             return Awaited("calls", "", by=lambda: [worker])
         case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
-            return Awaited("timer", "asyncio.sleep", f"{when() - time.monotonic():.3g} s left")
+            return Awaited("timer", "asyncio.sleep", f"{secs_text(when() - time.monotonic())} left")
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
             needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
             return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)
-        case taskgroups.TaskGroup(), "__aexit__":
+        case _, "wait_for" if asyncio.isfuture(inner := frame.f_locals.get("fut")):  # before Python 3.12
+            return Awaited("calls", "", by=lambda: [inner])
+        case ((taskgroups.TaskGroup() | anyio.abc.TaskGroup()), "__aexit__"):
             return Awaited("calls", "", by=lambda: [*vars(owner)["_tasks"]])
         case _:
             return None
@@ -445,5 +459,10 @@ def _closure(callback: object) -> list[Any]:
     return found
 
 
-def _address(peer: Any) -> str:
+def _peer(stream: Any) -> str:
+    """Return the other end of a stream."""
+    transport: Any = getattr(stream, "_transport", None)
+    peer: Any = None
+    if transport is not None:
+        peer = transport.get_extra_info("peername") or (transport.get_extra_info("pipe") and "a pipe")
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "a connection")

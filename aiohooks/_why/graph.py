@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple, Self
 
+from aiohooks._diagnostics import secs_text
+
 _MOST_LINES = 30
 
 
@@ -42,7 +44,7 @@ class WaitNode:
             is_said = self.function is None or self.function in re.sub(r"#\d+", "", self.name)
             function = "" if is_said else f"{self.function} at "
             text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
-        return text if self.secs is None else f"{text}, {self.secs:.3g} s"
+        return text if self.secs is None else f"{text}, {secs_text(self.secs)}"
 
 
 class WaitEdge(NamedTuple):

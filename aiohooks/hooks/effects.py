@@ -24,6 +24,7 @@ from aiohooks._aio.clock import current_clock, sleep, wake
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.waits import Backoff, WaitLog
+from aiohooks._diagnostics import secs_text
 from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_coroutine_function
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
@@ -355,7 +356,7 @@ class EffectsHook(SessionRunHook):
         now = current_clock().now()
         if kind.attempts == 1:
             kind.failing_since = now
-        tried = f"delivery of {one.effect.key} failed, in attempt {kind.attempts} and after {now - kind.failing_since:.3g} s"
+        tried = f"delivery of {one.effect.key} failed, in attempt {kind.attempts} and after {secs_text(now - kind.failing_since)}"
         if is_logged(kind.failures) or (kind.attempts > 1 and is_logged(kind.attempts)):
             behind = f"{len(kind.ready) - 1} of {name!r} wait behind it"
             _logger.warning("%s; %s: %s", tried, behind, kind.last_error, exc_info=error if kind.failures == 1 else None)
