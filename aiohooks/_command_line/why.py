@@ -109,10 +109,13 @@ def _ask(pid: int) -> WaitGraph:
                     break
                 parts.append(part)
         except TimeoutError:
-            stuck = "it is in C code that does not let Python's other threads run"
+            busy = "it has too many tasks, or the machine is busy: ask again"
+            stuck = busy if parts else "it is in C code that does not let Python's other threads run"
             return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{_in_kernel(pid)}")
         except (FileNotFoundError, ConnectionRefusedError):
-            return unanswered(pid, f"cannot be asked: {_HOW}")
+            return unanswered(pid, f"cannot be asked: it has no socket in {path.parent}; {_HOW}, and ask as its user")
+        except OSError as error:
+            return unanswered(pid, f"cannot be asked by {path}: {error}")
     try:
         return WaitGraph.from_json(b"".join(parts))
     except ValueError:  # nothing, or a part of it

@@ -262,6 +262,23 @@ async def test_what_else_is_waited_for() -> None:
             assert found(text, pattern), "\n".join((pattern, *text))
 
 
+async def test_the_line_is_not_that_of_an_installed_package() -> None:
+    """A package may wait for its caller: the line is the caller's, if there is one."""
+    async with starting() as start:
+        namespace: dict[str, Any] = {}
+        code = "import asyncio\nasync def acquire():\n    await asyncio.Event().wait()"
+        exec(compile(code, "/lib/site-packages/pool.py", "exec"), namespace)
+
+        async def upload() -> None:
+            await namespace["acquire"]()
+
+        start(upload(), "calls it")
+        start(namespace["acquire"](), "its own")
+        text = await lines()
+        assert found(text, r"'calls it', .*upload at \S*test_builder.py:\d+ waits for event")
+        assert found(text, r"'its own', acquire at /lib/site-packages/pool.py:3 waits for event")
+
+
 async def gathered(task: asyncio.Task[Any]) -> None:
     """Wait under `gather`."""
     await asyncio.gather(task, asyncio.sleep(0))
