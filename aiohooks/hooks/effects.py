@@ -24,7 +24,7 @@ from aiohooks._aio.clock import current_clock, sleep, wake
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.waits import Backoff, WaitLog
-from aiohooks._diagnostics import secs_text
+from aiohooks._diagnostics import Awaited, AwaitedCall, Waiting, secs_text
 from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_coroutine_function
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
@@ -48,7 +48,7 @@ class _SavesEffects(Protocol):
         ...
 
 
-class EffectsHook(SessionRunHook):
+class EffectsHook(SessionRunHook, Waiting):
     """Delivers what steps and hooks record with `aiohooks.effect`, when it can no longer be undone.
 
     With "checkpoint", an effect is delivered when the checkpoint that has its step is durable: a step that a recovery or a kill
@@ -383,6 +383,15 @@ class EffectsHook(SessionRunHook):
                 await waiter
             finally:
                 self._waiters.remove(waiter)
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        """Return the deliveries, for which the end and runs without room wait."""
+        calls = [
+            AwaitedCall("deliveries", f"the deliveries of {name!r}, {len(kind.ready)} left", kind.task, None)
+            for name, kind in self._kinds.items()
+            if kind.task is not None
+        ]
+        return Awaited("calls", "", by=lambda: calls, needs="any") if calls and method == "_wait_until" else None
 
     def _wake_waiters(self) -> None:
         for waiter in self._waiters:

@@ -21,6 +21,7 @@ from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ExplorationError, ManualClock, choose, explore, unreliable
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
 from tests.support.sessions import NO_BACKOFF
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -719,6 +720,23 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
         session.request_stop("enough")
         await running
         assert session.global_step.latest.step == 3
+
+
+async def test_why_names_the_delivery_that_is_waited_for() -> None:
+    """With the line of its handler, and how many are left: where there is no room, and at the end."""
+    release = asyncio.Event()
+
+    async def slow(effect: ah.Effect) -> None:
+        await release.wait()
+
+    async with ah.AsyncMonitoredSession(step, [effects(publish=slow, when="commit", max_pending=1)]) as session:
+        run = asyncio.create_task(session.run(()))
+        await ticks(20)
+        said = r"for room for effects, .* <- the deliveries of 'publish', 1 left <- delivery of r/1/step/1, .*slow at \S+:\d+"
+        assert re.search(said, str(session.why())), str(session.why())
+        session.request_stop("enough")
+        await run
+        asyncio.get_running_loop().call_soon(release.set)
 
 
 async def test_too_many_that_wait_for_a_checkpoint_are_saved(tmp_path: Path) -> None:
