@@ -418,6 +418,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
             needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
             return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)
+        case _, "_wait_for_one" if todo := getattr(owner, "_todo", ()):  # of `as_completed`, since Python 3.13
+            return Awaited("calls", "", by=lambda: [*todo], needs="any")
         case _, "wait_for" if asyncio.isfuture(inner := frame.f_locals.get("fut")):  # before Python 3.12
             return Awaited("calls", "", by=lambda: [inner])
         case ((taskgroups.TaskGroup() | anyio.abc.TaskGroup()), "__aexit__"):
