@@ -112,7 +112,7 @@ def asked_about(loop: asyncio.AbstractEventLoop) -> Generator[None]:
 def enable_why() -> None:
     """Let this process be asked why it waits, by `aiohooks why` and by signals; calling it twice is harmless.
 
-    A thread waits for questions, and costs nothing until there is one. Only the same user, and root, can ask. Signals that have a
+    A thread waits for questions, and costs nothing until there is one. Only the same user can ask. Signals that have a
     handler are left alone.
 
     Raises:
