@@ -157,7 +157,7 @@ class Recording:
         """The latest attempt that takes no more effects."""
         self.turn: tuple[Any, ...] | None = None
         """A function that returns the name of what is called in turn now, and its arguments."""
-        self._lock = threading.Lock()  # of `effects` and `counts`: worker threads record, too
+        self.lock: threading.Lock = threading.Lock()  # of `effects` and `counts`: worker threads record, too
         self.begin(prefix, {})
 
     def begin(self, prefix: str, counts: dict[str, int]) -> None:
@@ -179,29 +179,30 @@ class Recording:
             )
             raise InvalidArgumentError(f"kind of an effect is {kind!r}; give {known}")
         copied = _copied(payload, f"the payload of effect {kind!r}")
-        with self._lock:
+        with self.lock:
             return self._add(kind, copied)
 
     def _add(self, kind: str, copied: Any) -> str:
-        called = _recorder.get()
-        if called is not None and called[1] is self and called[2] is not self.context:
+        called, context = _recorder.get(), self.context  # in a thread, the next attempt may begin meanwhile
+        if called is not None and called[1] is self and called[2] is not context:
             raise EffectError(
                 f"effect({kind!r}) was called by {called[0][0]} after its attempt of step {self.step} had ended; the next one "
                 "records it again"
             )
-        if self.closed is self.context:
+        if self.closed is context:
             raise EffectError(
                 f"effect({kind!r}) was called after the effects of step {self.step} were taken; call it in the run, before the "
                 "step is saved"
             )
         recorder, order = self.recorder()
-        if order >= LATE and self.committed is self.context:
+        if order >= LATE and self.committed is context:
             raise EffectError(
                 f"effect({kind!r}) was called in after_run of {recorder}, whose order is {order}, when its step may have been "
                 f"saved; give the hook an order below {LATE}, that of CheckpointSaverHook"
             )
-        if self.recorded is not self.context and self.outbox is not None:
+        if self.recorded is not context and self.outbox is not None:
             self.outbox.begin_attempt()
+            self.recorded = context
         recorder = recorder.replace("/", "|")  # which ends it in the key
         number = self.counts[recorder] = self.counts.get(recorder, 0) + 1
         run = f"{self._prefix}/{self.step}" if self.step else self._prefix
@@ -224,7 +225,7 @@ class Recording:
 
     def rewind(self, mark: int) -> None:
         """Drop what was recorded since `mark`."""
-        with self._lock:
+        with self.lock:
             if self.recorded is self.context:
                 for one in self.effects[mark:]:
                     self.counts[one.key.split("/")[-2]] -= 1
@@ -232,7 +233,7 @@ class Recording:
 
     def end(self) -> bool:
         """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
-        with self._lock:
+        with self.lock:
             self.closed = self.context
             effects, self.effects = self.effects, []
         assert self.outbox is not None
@@ -285,7 +286,7 @@ def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) 
         yield
     finally:
         scope.active = False
-        with recording._lock:
+        with recording.lock:
             recording.closed = recording.context
         current_scope.set(before)
     if recording.effects:
