@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 import queue
@@ -23,7 +24,7 @@ from asyncio import locks, taskgroups
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import thread as _executor
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import anyio.abc
@@ -337,19 +338,29 @@ class _Builder:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
         busy: list[str] = []
         for ident, innermost in self._stacks.items():
+            waiting: Any = None
             for frame in asked_frames(innermost):
+                if frame.f_code.co_name == "_worker" and is_library(frame):
+                    waiting = frame.f_locals.get("work_queue")
                 work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
                 if isinstance(work, _WORK_ITEM):
-                    node = self._add_thread(ident)
                     if work.future is future:
-                        return [node]
-                    busy.append(node)
+                        return [self._add_thread(ident)]
+                    if _is_queued(future, waiting):
+                        busy.append(self._add_thread(ident))
         tasks = [one for callback in getattr(future, "_done_callbacks", ()) for one in _closure(callback) if is_task(one)]
         if tasks or not busy:
             return [*itertools.chain.from_iterable(map(self._targets, tasks))]
         node, _ = self._add(future, "pool", "a free thread of the executor", detail=f"{len(busy)} are busy")
         self._connect(node, busy, "any")
         return [node]
+
+
+def _is_queued(future: concurrent.futures.Future[Any], work_queue: object) -> bool:
+    """Return whether the call of a future waits in the queue of an executor, which before Python 3.13 has a list."""
+    items: list[Any] = gc.get_referents(work_queue)
+    items += [item for one in items if isinstance(one, list) for item in cast("list[Any]", one)]
+    return any(isinstance(one, _WORK_ITEM) and one.future is future for one in items)
 
 
 def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:

@@ -289,6 +289,11 @@ async def shielded(task: asyncio.Task[Any]) -> None:
     await asyncio.shield(task)
 
 
+async def until_done(future: concurrent.futures.Future[None]) -> None:
+    """Wait for a future of another library."""
+    await asyncio.wrap_future(future)
+
+
 async def waits(task: asyncio.Task[Any]) -> None:
     """Wait under `wait`."""
     await asyncio.wait([task])
@@ -319,6 +324,8 @@ async def test_threads() -> None:
 
             start(call(want), "first")
             start(call(held.wait), "second")
+            elsewhere: concurrent.futures.Future[None] = concurrent.futures.Future()
+            start(until_done(elsewhere), "third")
             try:
                 await ticks()
                 while not found(
@@ -327,6 +334,7 @@ async def test_threads() -> None:
                     pass
                 assert found(text, r"task 'first', .* waits for thread 'pool_0', .*want at @")
                 assert found(text, r"task 'second', .* waits for a free thread of the executor \(1 are busy\) <- thread 'pool_0'")
+                assert not found(text, r"task 'third', .* free thread")  # it is no call of this executor
             finally:
                 end.set()
                 owner.join()
