@@ -24,7 +24,7 @@ from asyncio import locks, taskgroups
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import thread as _executor
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -359,7 +359,7 @@ class _Builder:
 def _is_queued(future: concurrent.futures.Future[Any], work_queue: object) -> bool:
     """Return whether the call of a future waits in the queue of an executor, which before Python 3.13 has a list."""
     items: list[Any] = gc.get_referents(work_queue)
-    items += [item for one in items if isinstance(one, list) for item in cast("list[Any]", one)]
+    items += gc.get_referents(*(one for one in items if type(one) is list))
     return any(isinstance(one, _WORK_ITEM) and one.future is future for one in items)
 
 
