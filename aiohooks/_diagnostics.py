@@ -188,6 +188,11 @@ def user_location(frames: Sequence[types.FrameType]) -> str | None:
     return location(innermost) if own is innermost else f"{location(own)}, in {location(innermost)}"
 
 
+def secs_text(secs: float) -> str:
+    """Return seconds as text, with three digits or all of them: `0.25 s`, `4130 s`."""
+    return f"{secs:.3g} s" if secs < 999 else f"{secs:.0f} s"
+
+
 def is_library(frame: types.FrameType) -> bool:
     """Return whether a frame is of this library, of anyio or of Python's own; these are not the user's."""
     file = frame.f_code.co_filename

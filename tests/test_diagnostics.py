@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._aio.observers import observed_call
-from aiohooks._diagnostics import describe_awaitable, format_tasks, task_wait
+from aiohooks._diagnostics import describe_awaitable, format_tasks, secs_text, task_wait
 from aiohooks.stores import MemoryStepStore
 from tests.support.waiting import ticks
 
@@ -153,3 +153,9 @@ async def test_a_task_that_has_ended_waits_nowhere() -> None:
     assert task_wait(ended).where is None
     await task
     assert task_wait(task).where is None
+
+
+@pytest.mark.parametrize(("secs", "text"), [(0.25, "0.25 s"), (12.345, "12.3 s"), (999.7, "1000 s"), (4130.2, "4130 s")])
+def test_seconds(secs: float, text: str) -> None:
+    """Those of a long wait are written out."""
+    assert secs_text(secs) == text

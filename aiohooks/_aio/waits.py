@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock, wake
+from aiohooks._diagnostics import secs_text
 from aiohooks._validate import check_secs
 
 _logger = logging.getLogger("aiohooks")
@@ -116,7 +117,7 @@ class LongWaitLog:
         if not self._logged.issuperset(awaited):
             self._logged.update(awaited)
             secs = self._clock.now() - self._began
-            _logger.warning("%s: has waited %.3g s for %s", self._what, secs, "; ".join(awaited.values()))
+            _logger.warning("%s: has waited %s for %s", self._what, secs_text(secs), "; ".join(awaited.values()))
 
     def __exit__(self, *_: object) -> None:
         if self._timer is not None:

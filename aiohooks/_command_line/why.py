@@ -98,13 +98,16 @@ def _ask(pid: int) -> WaitGraph:
                 parts.append(part)
                 connection.settimeout(max(until - time.monotonic(), 0.001))
         except TimeoutError:
-            stuck, kernel = "it is in C code that does not let Python's other threads run", ""
+            busy = "it has too many tasks, or the machine is busy: ask again"
+            stuck, kernel = busy if parts else "it is in C code that does not let Python's other threads run", ""
             with contextlib.suppress(OSError):
                 where = Path(f"/proc/{pid}/wchan").read_text()
                 kernel = "" if where in ("", "0") else f"; in the kernel: {where}"
             return unanswered(pid, f"has not answered in {_SECS} s: {process_state(pid) or stuck}{kernel}")
         except (FileNotFoundError, ConnectionRefusedError):
-            return unanswered(pid, f"cannot be asked: {_HOW}")
+            return unanswered(pid, f"cannot be asked: it has no socket in {path.parent}; {_HOW}, and ask as its user")
+        except OSError as error:
+            return unanswered(pid, f"cannot be asked by {path}: {error}")
     try:
         return WaitGraph.from_json(b"".join(parts))
     except ValueError:  # nothing, or a part of it

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import os
 import queue
@@ -26,6 +27,8 @@ from concurrent.futures import thread as _executor
 from typing import Any
 
 import anyio
+import anyio.abc
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from aiohooks._diagnostics import (
     PACKAGE,
@@ -38,6 +41,7 @@ from aiohooks._diagnostics import (
     is_task,
     links_of,
     process_state,
+    secs_text,
 )
 from aiohooks._why.frames import entered, expression, held_by, inner_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
@@ -50,7 +54,8 @@ _made: deque[float] = deque(maxlen=20)
 """When the last notes were made."""
 _WORK_ITEM: Any = vars(_executor)["_WorkItem"]
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
-_NO_HOLDER = "its holder is not known: it was acquired without a `with` block"
+_NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
+_INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 
 
 def wait_graph(
@@ -233,12 +238,12 @@ class _Builder:
         return node, False
 
     def _place(self, node: str, frames: Sequence[types.FrameType]) -> None:
-        """Note the line of a node: the innermost of the user's own, or else of all, which has no function then."""
+        """Note the line of a node: the innermost of the user's own, or of what is installed; or of all, without a function."""
         if not frames or self._nodes[node].where is not None:
             return
-        own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
-        at = own or frames[-1]
-        function = None if own is None else own.f_code.co_qualname
+        others = [frame for frame in reversed(frames) if not is_library(frame)]
+        at = next((frame for frame in others if _INSTALLED not in frame.f_code.co_filename), (*others, frames[-1])[0])
+        function = at.f_code.co_qualname if others else None
         self._change(node, function=function, where=f"{at.f_code.co_filename}:{at.f_lineno}")
 
     def _of_future(self, future: Any) -> list[str]:
@@ -301,18 +306,28 @@ class _Builder:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
         busy: list[str] = []
         for ident, innermost in self._stacks.items():
+            waiting: Any = None
             for frame in frames_of(innermost):
+                if frame.f_code.co_name == "_worker" and is_library(frame):
+                    waiting = frame.f_locals.get("work_queue")
                 work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
                 if isinstance(work, _WORK_ITEM):
-                    node = self._add_thread(ident)
                     if work.future is future:
-                        return [node]
-                    busy.append(node)
+                        return [self._add_thread(ident)]
+                    if _is_queued(future, waiting):
+                        busy.append(self._add_thread(ident))
         tasks = [one for callback in getattr(future, "_done_callbacks", ()) for one in _closure(callback) if is_task(one)]
         if tasks or not busy:
             return [*itertools.chain.from_iterable(map(self._targets, tasks))]
         name, detail = "a free thread of the executor", f"{len(busy)} are busy"
         return [self._add(future, "pool", name, lambda node: self._connect(node, busy, "any"), detail=detail)]
+
+
+def _is_queued(future: concurrent.futures.Future[Any], work_queue: object) -> bool:
+    """Return whether the call of a future waits in the queue of an executor, which before Python 3.13 has a list."""
+    items: list[Any] = gc.get_referents(work_queue)
+    items += gc.get_referents(*(one for one in items if type(one) is list))
+    return any(isinstance(one, _WORK_ITEM) and one.future is future for one in items)
 
 
 def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:
@@ -332,8 +347,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
     owner: Any = frame.f_locals.get("self")
     method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
 
-    def used(kind: str, detail: str, what: str) -> Awaited:
-        by = lambda: builder.users(owner, at)  # noqa: E731
+    def used(kind: str, detail: str, what: str, thing: object = owner) -> Awaited:
+        by = lambda: builder.users(thing, at)  # noqa: E731
         return Awaited(kind, f"{kind}{name}", detail, by, at, needs="perhaps", not_found=f"no task that could {what} was found")
 
     def held(kind: str, detail: str, places: float | None) -> Awaited:
@@ -344,7 +359,7 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
     match owner, method:
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
             return held("lock", "held", 1)
-        case asyncio.Semaphore(), "acquire":
+        case ((asyncio.Semaphore() | anyio.Semaphore()), "acquire"):
             bound = getattr(owner, "_bound_value", None)
             return held("semaphore", "none free" if bound is None else f"{bound} of {bound} in use", bound)
         case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
@@ -358,23 +373,34 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
             return used("queue", f"{owner.qsize()} in it, task_done was not called for {left} more", "call it")
         case ((asyncio.Event() | anyio.Event()), "wait"):
             return used("event", "not set", "set it")
-        case locks.Condition(), "wait":
+        case ((locks.Condition() | anyio.Condition()), "wait"):
             return used("condition", "not notified", "notify it")
-        case asyncio.StreamReader(), "_wait_for_data":
-            transport = vars(owner).get("_transport")
-            peer = None if transport is None else transport.get_extra_info("peername")
-            source = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else peer or "a connection"
-            return Awaited("connection", f"data from {source}", key=at)
+        case asyncio.Barrier(), "wait":
+            return used("barrier", f"{owner.n_waiting} of {owner.parties} have arrived", "arrive")
+        case MemoryObjectSendStream(), "send":
+            return used("stream", "full", "receive from it", vars(owner)["_state"])
+        case MemoryObjectReceiveStream(), "receive":
+            return used("stream", "empty", "send to it", vars(owner)["_state"])
+        case (asyncio.StreamReader(), "_wait_for_data") | (anyio.abc.SocketStream(), "receive"):
+            return Awaited("connection", f"data from {_peer(owner)}", key=at)
+        case (asyncio.StreamWriter(), "drain") | (anyio.abc.SocketStream(), "send"):
+            return Awaited("connection", f"{_peer(owner)} to read what was sent", key=at)
+        case asyncio.AbstractEventLoop(), _ if method.startswith("sock_") and (sock := frame.f_locals.get("sock")) is not None:
+            return Awaited("connection", f"{method} of {sock!r}", key=at)
         case asyncio.subprocess.Process(), ("wait" | "communicate"):
             return Awaited("process", f"process {owner.pid}", process_state(owner.pid) or "", key=at)
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
             return Awaited("calls", "", by=lambda: [worker])
         case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
-            return Awaited("timer", "asyncio.sleep", f"{when() - time.monotonic():.3g} s left")
+            return Awaited("timer", "asyncio.sleep", f"{secs_text(when() - time.monotonic())} left")
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
             needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
             return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)
-        case taskgroups.TaskGroup(), "__aexit__":
+        case _, "_wait_for_one" if todo := getattr(owner, "_todo", ()):  # of `as_completed`, since Python 3.13
+            return Awaited("calls", "", by=lambda: [*todo], needs="any")
+        case _, "wait_for" if asyncio.isfuture(inner := frame.f_locals.get("fut")):  # before Python 3.12
+            return Awaited("calls", "", by=lambda: [inner])
+        case ((taskgroups.TaskGroup() | anyio.abc.TaskGroup()), "__aexit__"):
             return Awaited("calls", "", by=lambda: [*vars(owner)["_tasks"]])
         case _:
             return None
@@ -407,3 +433,12 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
 
 def _closure(callback: object) -> list[Any]:
     return [inner_of(cell) for cell in callback.__closure__ or ()] if isinstance(callback, types.FunctionType) else []
+
+
+def _peer(stream: Any) -> str:
+    """Return the other end of a stream."""
+    transport: Any = getattr(stream, "_transport", None)
+    peer: Any = None
+    if transport is not None:
+        peer = transport.get_extra_info("peername") or (transport.get_extra_info("pipe") and "a pipe")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "a connection")

@@ -17,7 +17,9 @@ import linecache
 import types
 from asyncio import locks
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
+
+import anyio
 
 from aiohooks._diagnostics import coroutine_of, is_library, links_of
 
@@ -104,22 +106,24 @@ def _exited_by(coro: object) -> list[Any]:
         elif isinstance(one, types.FunctionType) and one.__name__ in _EXITS:
             owner = after  # Python 3.14 has the object behind its function
         else:
+            found += _exited_by(cast("Any", one)) if inspect.isasyncgen(one) else []
             continue
         attributes = _attributes(owner)
         if type(owner).__module__ == "contextlib":
             found += _exited_by(attributes.get("gen"))  # of `contextmanager` and `asynccontextmanager`
             for _, callback in attributes.get("_exit_callbacks", ()):  # of an exit stack
                 found += [callback.__self__] if isinstance(callback, types.MethodType) else []
-        elif isinstance(owner, locks.Condition):
+        elif isinstance(owner, (locks.Condition, anyio.Condition)):
             found.append(attributes.get("_lock"))
         found.append(owner)
     return found
 
 
 def refers(task: asyncio.Task[Any], thing: object) -> bool:
-    """Return whether a coroutine of a task has something in a variable, in an attribute of one, or in one of that."""
-    for frame, coro in links_of(coroutine_of(task)):
-        ahead: list[Any] = gc.get_referents(coro) if frame is not None else []
+    """Return whether a coroutine or callback of a task has something in a variable, in an attribute of one, or in one of that."""
+    links: Any = [gc.get_referents(coro) for frame, coro in links_of(coroutine_of(task)) if frame is not None]
+    links += [getattr(callback, "__closure__", None) or () for callback, _ in getattr(task, "_callbacks", None) or ()]
+    for ahead in links:
         for _ in range(3):
             ahead = [inner_of(one) for one in ahead]
             if any(one is thing for one in ahead):

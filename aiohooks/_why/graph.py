@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Self
 
+from aiohooks._diagnostics import secs_text
+
 _MOST_LINES = 30
 
 
@@ -38,13 +40,12 @@ class WaitNode:
     process: int = 0
 
     def __str__(self) -> str:
-        text = self.name + (f" ({self.detail})" if self.detail else "")
-        if self.where is not None and self.function is None:  # of a library: without its folder
-            text += ", " + "/".join(self.where.split(os.sep)[-2:])
-        elif self.where is not None and self.function is not None:
-            function = "" if self.function in re.sub(r"#\d+", "", self.name) else f"{self.function} at "
-            text += f", {function}{self.where.removeprefix(os.getcwd() + os.sep)}"
-        return text if self.secs is None else f"{text}, {self.secs:.3g} s"
+        text = " ".join((self.name + (f" ({self.detail})" if self.detail else "")).splitlines())
+        if self.where is not None:
+            is_said = self.function is None or self.function in re.sub(r"#\d+", "", self.name)
+            function = "" if is_said else f"{self.function} at "
+            text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
+        return text if self.secs is None else f"{text}, {secs_text(self.secs)}"
 
 
 class WaitEdge(NamedTuple):
@@ -182,6 +183,11 @@ def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, .
         if node.id in ends:
             break
     return tuple(kept)
+
+
+def _short_place(where: str, *, is_own: bool) -> str:
+    """Return a place of the user's own code from the current directory on, one of a library without its folder."""
+    return where.removeprefix(os.getcwd() + os.sep) if is_own else "/".join(where.split(os.sep)[-2:])
 
 
 for _public in (WaitEdge, WaitGraph, WaitNode):

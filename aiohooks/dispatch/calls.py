@@ -404,8 +404,9 @@ async def call_groups(  # what a session gives besides a group is given by name:
 
 
 def _called_in_turn(group: OrderGroup, answers: Sequence[Any], before: int) -> Recorder:
-    """Return the recorder of the hook that is called now, when so many of its group have answered."""
-    return group.hooks[len(answers) - before].recorder
+    """Return the recorder of the hook that is called now, when so many of its group have answered; none if a task records."""
+    number = len(answers) - before
+    return group.hooks[number].recorder if number < len(group.hooks) else ("step", 0)
 
 
 def _at_step(name: str, step: int | None) -> str:

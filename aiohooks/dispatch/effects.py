@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import threading
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
@@ -32,8 +33,11 @@ LATE = 100
 Recorder: TypeAlias = tuple[str, int]
 """A hook or an operation, by its name, and the order of the hook."""
 
-_recorder: ContextVar[Recorder | None] = ContextVar("aiohooks_recorder", default=None)
-"""The hook or operation that the current task calls; those that are called in turn are found by `Recording.turn`."""
+_recorder: ContextVar[tuple[Recorder, Any, object] | None] = ContextVar("aiohooks_recorder", default=None)
+"""The hook or operation that the current task calls, for which recording, and in which attempt of a run: a thread may outlive it.
+
+Those that are called in turn are found by `Recording.turn`.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +112,10 @@ def record(kind: str, payload: Any, context: object = None) -> EffectKey:
         scope = scope.outer  # a group that records for itself is called in the run
     if scope is not None and scope.active and scope.recording is not None:
         return EffectKey(scope.recording.add(kind, payload))
-    advice = "outside of a run; record it in a step, in before_run or after_run, or in a call of a HookGroup with effects="
+    advice = (
+        "outside of a run; record it in a step, in before_run or after_run of a hook without background=True, or in a call of a "
+        "HookGroup with effects="
+    )
     if context is not None:
         advice = (
             "outside of the run that this run_context is of, or in a session that delivers none: give the session "
@@ -129,11 +136,6 @@ class Recording:
     the first effect of an attempt is recorded.
     """
 
-    __slots__ = (
-        *("_counts", "_resets", "closed", "committed", "context", "effects", "kinds", "last", "outbox", "recorded", "run"),
-        *("step", "turn"),
-    )
-
     def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, run: str) -> None:
         """Record for the outbox effects of these kinds (None: of any), under keys that begin with `run`."""
         self.kinds: Collection[str] | None = kinds
@@ -151,15 +153,16 @@ class Recording:
         """The latest attempt that takes no more effects."""
         self.turn: tuple[Any, ...] | None = None
         """A function that returns the name of what is called in turn now, and its arguments."""
-        self.begin()
+        self.lock: threading.Lock = threading.Lock()  # worker threads record, too
+        self.begin(None)
 
-    def begin(self) -> None:
-        """Begin to record for the current attempt; one of the same step as the last continues its numbers."""
+    def begin(self, context: object) -> None:
+        """Begin to record for an attempt; one of the same step as the last continues its numbers."""
         step, resets, counts = self.last
         self._resets = resets + (self.step < step)
         self._counts = dict(counts) if self.step == step else dict[str, int]()
         self.effects: list[Effect] = []
-        self.recorded: object = self.context
+        self.recorded: object = context
         """The attempt that `effects` are of."""
 
     def add(self, kind: str, payload: Any) -> str:
@@ -172,19 +175,29 @@ class Recording:
             )
             raise InvalidArgumentError(f"kind of an effect is {kind!r}; give {known}")
         copied = _copied(payload, f"the payload of effect {kind!r}")
-        if self.closed is self.context:
+        with self.lock:
+            return self._add(kind, copied)
+
+    def _add(self, kind: str, copied: Any) -> str:
+        called, context = _recorder.get(), self.context  # in a thread, the next attempt may begin meanwhile
+        if called is not None and called[1] is self and called[2] is not context:
+            raise EffectError(
+                f"effect({kind!r}) was called by {called[0][0]} after its attempt of step {self.step} had ended; the next one "
+                "records it again"
+            )
+        if self.closed is context:
             raise EffectError(
                 f"effect({kind!r}) was called after the effects of step {self.step} were taken; call it in the run, before the "
                 "step is saved"
             )
         recorder, order = self.recorder()
-        if order >= LATE and self.committed is self.context:
+        if order >= LATE and self.committed is context:
             raise EffectError(
                 f"effect({kind!r}) was called in after_run of {recorder}, whose order is {order}, when its step may have been "
                 f"saved; give the hook an order below {LATE}, that of CheckpointSaverHook"
             )
-        if self.recorded is not self.context:
-            self.begin()
+        if self.recorded is not context:
+            self.begin(context)
         recorder = recorder.replace("/", "|")  # which ends it in the key
         number = self._counts[recorder] = self._counts.get(recorder, 0) + 1
         run = f"{self.run}+{self._resets}" if self._resets else self.run
@@ -195,7 +208,8 @@ class Recording:
 
     def recorder(self) -> Recorder:
         """Return the hook or operation that is called."""
-        recorder = _recorder.get()
+        called = _recorder.get()
+        recorder = None if called is None else called[0]
         if recorder is None and self.turn is not None:
             find, *args = self.turn
             recorder = find(*args)
@@ -207,17 +221,19 @@ class Recording:
 
     def rewind(self, mark: int) -> None:
         """Drop what was recorded since `mark`."""
-        if self.recorded is self.context:
-            for one in self.effects[mark:]:
-                self._counts[one.key.split("/")[-2]] -= 1
-            del self.effects[mark:]
+        with self.lock:
+            if self.recorded is self.context:
+                for one in self.effects[mark:]:
+                    self._counts[one.key.split("/")[-2]] -= 1
+                del self.effects[mark:]
 
     def end(self) -> bool:
         """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
-        self.closed = self.context
-        effects, self.effects = self.effects if self.recorded is self.committed else [], []
-        if effects:
-            self.last = effects[0].step, self._resets, self._counts
+        with self.lock:
+            self.closed = self.context
+            effects, self.effects = self.effects if self.recorded is self.committed else [], []
+            if effects:
+                self.last = effects[0].step, self._resets, self._counts
         assert self.outbox is not None
         return self.outbox.take(effects)
 
@@ -240,7 +256,11 @@ class Outbox(Protocol):
 
 async def call_as(recorder: Recorder, call: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
     """Make a call, in a task of its own, whose effects are those of `recorder`."""
-    token = _recorder.set(recorder)
+    before, scope = _recorder.get(), current_run()
+    recording = None if scope is None else scope.recording
+    # A call within a call, such as one of a group, is part of the same attempt.
+    attempt = before[2] if before is not None and before[1] is recording else getattr(recording, "context", None)
+    token = _recorder.set((recorder, recording, attempt))
     try:
         return await call(*args, **keywords)
     finally:
@@ -260,7 +280,8 @@ def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) 
         yield
     finally:
         scope.active = False
-        recording.closed = recording.context
+        with recording.lock:
+            recording.closed = recording.context
         current_scope.set(before)
     if recording.effects:
         hand_over(tuple(recording.effects))

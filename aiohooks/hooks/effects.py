@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import inspect
 import logging
 import math
 import os
@@ -24,6 +25,7 @@ from aiohooks._aio.clock import current_clock, sleep
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.waits import Backoff, WaitLog
+from aiohooks._diagnostics import Awaited, Waiting, secs_text
 from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_coroutine_function
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
@@ -38,7 +40,7 @@ Handler = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect; it returns when that is done, and raises if it is to be repeated."""
 
 
-class EffectsHook(SessionRunHook):
+class EffectsHook(SessionRunHook, Waiting):
     """Delivers what steps and hooks record with `aiohooks.effect`, when it can no longer be undone.
 
     With "checkpoint", an effect is delivered when the checkpoint that has its step is durable: a step that a recovery or a kill
@@ -80,7 +82,7 @@ class EffectsHook(SessionRunHook):
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            InvalidHookError: a handler is not a coroutine function.
+            InvalidHookError: a handler is not a coroutine function of one argument.
         """
         check_mapping(handlers, "handlers", optional=False)
         for kind, handler in handlers.items():
@@ -91,6 +93,15 @@ class EffectsHook(SessionRunHook):
                     f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async def`), and let it call what "
                     "blocks with `await asyncio.to_thread(...)`"
                 )
+            try:
+                inspect.signature(handler).bind(None)
+            except TypeError as error:
+                raise InvalidHookError(
+                    f"the handler of {kind!r} cannot be called with one argument, the Effect: {error}; write it as "
+                    "`async def handler(effect):`"
+                ) from None
+            except ValueError:
+                pass  # it has no signature
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         check_choice(when, "when", "checkpoint", "commit")
@@ -322,7 +333,7 @@ class EffectsHook(SessionRunHook):
         now = current_clock().now()
         if kind.attempts == 1:
             kind.failing_since = now
-        tried = f"delivery of {one.effect.key} failed, in attempt {kind.attempts} and after {now - kind.failing_since:.3g} s"
+        tried = f"delivery of {one.effect.key} failed, in attempt {kind.attempts} and after {secs_text(now - kind.failing_since)}"
         if is_logged(kind.failures) or (kind.attempts > 1 and is_logged(kind.attempts)):
             behind = f"{len(kind.ready) - 1} of {name!r} wait behind it"
             _logger.warning("%s; %s: %s", tried, behind, kind.last_error, exc_info=error if kind.failures == 1 else None)
@@ -345,6 +356,15 @@ class EffectsHook(SessionRunHook):
         while not condition():
             self._progressed.clear()
             await self._progressed.wait()
+
+    def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
+        """Return the deliveries, for which the end and runs without room wait."""
+        calls = [
+            Awaited("deliveries", f"the deliveries of {name!r}, {len(kind.ready)} left", key=kind.task)
+            for name, kind in self._kinds.items()
+            if kind.task is not None
+        ]
+        return Awaited("calls", "", by=lambda: calls, needs="any") if calls and method == "_wait_until" else None
 
     def _describe_deliveries(self) -> str:
         active = [kind.ready[0].effect.key for kind in self._kinds.values() if kind.task is not None and kind.ready]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, TimerHandle, current_clock
-from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, task_wait, user_location
+from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, secs_text, task_wait, user_location
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
@@ -229,7 +229,7 @@ class WatchdogHook(SessionRunHook):
         """Called in the watching thread, while the loop is blocked."""
         where = user_location(frames)
         what = _hook_method(frames) or where or "something"
-        summary = f"blocked loop: {what} has blocked the event loop for {secs:.3g} s, at {where}"
+        summary = f"blocked loop: {what} has blocked the event loop for {secs_text(secs)}, at {where}"
         lines = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname) for frame in frames]
         stack = "".join(traceback.format_list([traceback.FrameSummary(*line) for line in lines]))
         self._report(Stall("blocked loop", what, secs, self._step, f"{summary}\n{stack}"), summary)

@@ -26,7 +26,7 @@ from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, close_unawaited
 from aiohooks._aio.waits import LongWaitLog
-from aiohooks._diagnostics import Awaited, is_task
+from aiohooks._diagnostics import Awaited, is_task, secs_text
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -169,11 +169,11 @@ class SessionState:
         if self.store is not None:
             yield f"step {self.store.latest.step}"
         if self.runner is not None:
-            yield f"in run {self.runs}" + ("" if run_began is None else f" for {now - run_began:.3g} s")
+            yield f"in run {self.runs}" + ("" if run_began is None else f" for {secs_text(now - run_began)}")
         elif self.phase == "open" and run_began is not None:
-            yield f"in its block; run {self.runs} began {now - run_began:.3g} s ago"
+            yield f"in its block; run {self.runs} began {secs_text(now - run_began)} ago"
         else:
-            yield self.phase if self.since is None else f"{self.phase} for {now - self.since:.3g} s"
+            yield self.phase if self.since is None else f"{self.phase} for {secs_text(now - self.since)}"
         if self.recovering_from is not None:
             yield f"in recovery {self.recoveries} from {safe_repr(self.recovering_from)}"
         for what, reason in (("paused", self.pause_reason), ("draining", self.drain_reason), ("stopping", self.stop_reason)):

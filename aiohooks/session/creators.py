@@ -83,7 +83,12 @@ def restore_hooks(session: Session) -> None:
             level = logging.INFO if is_numbered(hook) else logging.WARNING
             _logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
     for name in sorted(states.keys() - hooks.keys()):
-        _logger.info("%s has the state of a hook %s, which is not in this session", what, name)
+        state: Any = states[name]
+        saver, is_outbox = session.saver, isinstance(state, dict) and {"pending", "resets"} <= {*state}
+        effects = states[name]["pending"] if is_outbox else ()  # which the next checkpoint would forget
+        lost = f" with {len(effects)} effects that were not delivered; add its EffectsHook again" if effects else ""
+        level = logging.WARNING if effects and saver is not None and not saver.read_only else logging.INFO
+        _logger.log(level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost)
 
 
 def warn_if_not_saved(session: object, graph: Graph) -> None:

@@ -16,7 +16,7 @@ from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import RunWaits, Wait
 from aiohooks._aio.waits import Backoff, opening_until
-from aiohooks._diagnostics import Awaited, Waiting
+from aiohooks._diagnostics import Awaited, Waiting, secs_text
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import (
     AbortedError,
@@ -182,7 +182,7 @@ class SessionSupervisor(Waiting):
         if method != "_close_failed_session" or "pause" not in arguments:
             return None
         failed = "; ".join(self.history.failures)
-        name = f"the pause of {arguments['pause']:.3g} s before recovery {self.state.recoveries}"
+        name = f"the pause of {secs_text(arguments['pause'])} before recovery {self.state.recoveries}"
         return Awaited("recovery", name, f"what failed, oldest first: {failed}")
 
     # -- the error of a run: raise it, or recover

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohooks import checkpoint
 from aiohooks._aio.overlap import RunWaits
-from aiohooks._diagnostics import task_wait
+from aiohooks._diagnostics import secs_text, task_wait
 from aiohooks.dispatch.calls import HookCalls, HookStatus
 from aiohooks.dispatch.effects import EffectStatus
 from aiohooks.dispatch.hook import Hook
@@ -121,7 +121,7 @@ class SessionStatus:
 
 
 def _for_secs(secs: float | None) -> str:
-    return "" if secs is None else f" for {secs:.3g} s"
+    return "" if secs is None else f" for {secs_text(secs)}"
 
 
 def _steps(steps: StoreStatistics) -> str:

@@ -178,6 +178,7 @@ class _Server:
                 continue
             with connection, contextlib.suppress(OSError):  # whoever has asked has gone
                 connection.settimeout(_SEND_SECS)
+                connection.sendall(b" ")  # the answer has begun: Python's threads run
                 connection.sendall(_answer())
 
     def stop(self) -> None:

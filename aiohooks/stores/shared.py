@@ -19,7 +19,7 @@ from aiohooks._aio.cancel import new_task, shielded, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff, Outages, wait_for_others
-from aiohooks._diagnostics import Awaited
+from aiohooks._diagnostics import Awaited, secs_text
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import (
     AiohooksError,
@@ -289,11 +289,11 @@ class SharedStepStore(StepStore):
 
     def _notes(self) -> Iterable[str]:
         if self._disconnected_at is not None:
-            yield f"its engine has been away for {monotonic_now()() - self._disconnected_at:.3g} s"
+            yield f"its engine has been away for {secs_text(monotonic_now()() - self._disconnected_at)}"
 
     def _awaited_member(self, member: Member, lease: str = "") -> Awaited:
         if (secs := self._leases.secs_left(member.id, monotonic_now()())) is not None:
-            lease = f"its lease of {member.ttl:g} s runs out in {secs:.3g} s, if it is not renewed"
+            lease = f"its lease of {member.ttl:g} s runs out in {secs_text(secs)}, if it is not renewed"
         return super()._awaited_member(member, lease)
 
     def _on_publisher_changed(self, publisher: Publisher) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 import pytest
 
 import aiohooks as ah
+from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
 from aiohooks.errors import EffectError, InvalidArgumentError
 
 pytestmark = pytest.mark.every_python
@@ -177,3 +178,29 @@ async def test_in_a_run_the_group_records_for_the_session() -> None:
         await session.run(())
     assert sorted(got) == ["r/1/InRun/1", "r/1/step.Waiting/1", "r/1/step/1"]
     assert kinds(given) == [["own"]]
+
+
+def test_an_attempt_that_begins_meanwhile_does_not_get_an_effect_of_the_last_one() -> None:
+    """A thread records for the attempt that it has begun to record for."""
+    taken: list[Effect] = []
+
+    class Box:
+        def take(self, effects: Sequence[Effect]) -> bool:
+            taken.extend(effects)
+            return False
+
+        async def wait_for_room(self) -> None: ...
+
+        def status(self) -> tuple[EffectStatus, ...]:
+            return ()
+
+    def find() -> tuple[str, int]:
+        recording.context = "second"
+        return "step", 0
+
+    recording = Recording(None, Box(), "r")
+    recording.context, recording.turn = "first", (find,)
+    recording.add("publish", None)
+    recording.committed = recording.context
+    recording.end()
+    assert (recording.context, taken) == ("second", [])

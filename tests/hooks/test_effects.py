@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import logging
 import re
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ExplorationError, ManualClock, choose, explore, unreliable
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
 from tests.support.sessions import NO_BACKOFF
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -62,6 +65,12 @@ async def step() -> dict[str, int]:
     ah.effect("publish", "data")
     await asyncio.sleep(0)
     return {"loss": 1}
+
+
+async def step_without_effects() -> None: ...
+
+
+async def later_than(effect: ah.Effect, clock: object) -> None: ...
 
 
 def chief(path: Any, fn: Any = step) -> ah.ChiefSessionCreator:
@@ -287,6 +296,17 @@ async def blocked(effect: ah.Effect) -> None:
     await asyncio.Event().wait()
 
 
+async def test_without_the_hook_what_is_left_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The next checkpoint would be without it."""
+    hooks = [effects(publish=Receiver(*[OSError()] * 100), drain_secs=0), ah.CheckpointSaverHook(every=LAST)]
+    await train(chief(tmp_path), hooks, 1)
+    caplog.clear()
+    await train(chief(tmp_path, step_without_effects), [ah.CheckpointSaverHook(every=LAST)], 1)
+    (record,) = (one for one in caplog.records if "which is not in this session" in one.message)
+    assert record.levelname == "WARNING"
+    assert "with 1 effects that were not delivered; add its EffectsHook again" in record.message
+
+
 async def test_kinds_without_a_handler_are_not_forgotten(tmp_path: Path) -> None:
     """A program that has lost the handler of what is left is refused."""
     await kill_after(chief(tmp_path), [effects(publish=blocked), saving(None)], 1)
@@ -422,6 +442,76 @@ async def test_blocking_code_records_too() -> None:
     assert receiver.keys == ["r/1/threaded/1", "r/1/BlockingHook/1", "r/1/BlockingHook/2"]
 
 
+async def test_threads_record_at_the_same_time() -> None:
+    """Each has its key, and none is lost."""
+    receiver, interval = Receiver(), sys.getswitchinterval()
+
+    async def train_step() -> None:
+        start = threading.Barrier(4)
+
+        def record() -> None:
+            start.wait()
+            for _ in range(20):
+                ah.effect("publish")
+
+        await asyncio.gather(*(asyncio.to_thread(record) for _ in range(4)))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        await train(train_step, [effects(publish=receiver, when="commit", max_pending=10_000)], 20)
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(receiver.keys) == len({*receiver.keys}) == 20 * 4 * 20
+
+
+async def test_a_thread_that_outlives_its_attempt_records_nothing() -> None:
+    """Its effect is that of the next attempt, under one key."""
+    receiver, go, refused = Receiver(), threading.Event(), list[EffectError]()
+    threads: list[asyncio.Future[None]] = []
+
+    class Pay(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            is_first = not threads
+
+            def pay() -> None:
+                if is_first:
+                    go.wait()
+                try:
+                    ah.effect("publish")
+                except EffectError as error:
+                    refused.append(error)
+
+            threads.append(asyncio.ensure_future(asyncio.to_thread(pay)))
+            if is_first:
+                raise ah.AbortedError("its thread continues")
+            await threads[1]
+            go.set()
+            await threads[0]
+
+    hooks = [Pay(), effects(publish=receiver, when="commit")]
+    await train(step_without_effects, hooks, 1, recovery=NO_BACKOFF)
+    assert receiver.keys == ["r/1/Pay/1"]
+    assert "by Pay after its attempt of step 1 had ended; the next one records it again" in str(refused[0])
+
+
+async def test_a_task_that_a_hook_leaves_behind_records_until_the_run_ends() -> None:
+    """A hook that does not wait has started it: it has numbers of its own."""
+    receiver, tasks = Receiver(), list[asyncio.Task[str]]()
+
+    async def later() -> str:
+        return ah.effect("publish")
+
+    class Waits(ah.SessionRunHook):
+        order = 1
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            await tasks[0]
+
+    hooks = [Calling(lambda context: tasks.append(asyncio.ensure_future(later()))), Waits()]
+    await train(step_without_effects, [*hooks, effects(publish=receiver, when="commit")], 1)
+    assert receiver.keys == ["r/1/step/1"]
+
+
 async def test_where_no_effect_can_be_recorded() -> None:
     """Each place has its error, which says what to do."""
     hook = effects(publish=Receiver(), when="commit")
@@ -514,6 +604,8 @@ async def test_invalid_arguments() -> None:
         InvalidHookError, match="the handler of 'publish' is <built-in function print>; give a coroutine function"
     ):
         ah.EffectsHook({"publish": print})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidHookError, match=r"of 'publish' cannot be called with one argument, the Effect: missing .* 'clock"):
+        ah.EffectsHook({"publish": later_than})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
     effects(publish=blocked, max_pending=1, max_attempts=1, drain_secs=0)  # the least
     with pytest.raises(InvalidArgumentError, match="handlers is "):
         ah.EffectsHook([blocked])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
@@ -628,6 +720,23 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
         session.request_stop("enough")
         await running
         assert session.global_step.latest.step == 3
+
+
+async def test_why_names_the_delivery_that_is_waited_for() -> None:
+    """With the line of its handler, and how many are left: where there is no room, and at the end."""
+    release = asyncio.Event()
+
+    async def slow(effect: ah.Effect) -> None:
+        await release.wait()
+
+    async with ah.AsyncMonitoredSession(step, [effects(publish=slow, when="commit", max_pending=1)]) as session:
+        run = asyncio.create_task(session.run(()))
+        await ticks(20)
+        said = r"for room for effects, .* <- the deliveries of 'publish', 1 left <- delivery of r/1/step/1, .*slow at \S+:\d+"
+        assert any(re.search(said, line) for line in session.why().lines()), str(session.why())
+        session.request_stop("enough")
+        await run
+        asyncio.get_running_loop().call_soon(release.set)
 
 
 async def test_too_many_that_wait_for_a_checkpoint_are_saved(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import threading
+import types
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from aiohooks.session import why
 from tests.support.hangs import disable_why, unfolded
 from tests.support.processes import run_python
 from tests.support.sessions import double, use_up
-from tests.support.waiting import ticks
+from tests.support.waiting import HANG_SECS, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -134,6 +135,34 @@ async def test_an_answer_that_fails_is_said(
     assert "FileNotFoundError: [Errno 2]" in capsys.readouterr().out
 
 
+async def test_an_answer_that_takes_too_long(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not taken for a process that cannot answer."""
+    asked, made = threading.Event(), why.process_graph
+
+    def late() -> object:
+        asked.wait()
+        return made()
+
+    monkeypatch.setattr(why, "process_graph", late)
+    # The time is over when the first part of the answer has come.
+    clock = types.SimpleNamespace(monotonic=iter((0.0, 0.0, 2 * HANG_SECS)).__next__)
+    monkeypatch.setattr("aiohooks._command_line.why.time", clock)
+    monkeypatch.setattr("aiohooks._command_line.why._SECS", HANG_SECS)
+    async with opened():
+        assert await asyncio.to_thread(main, ["why", str(os.getpid())]) == 1
+        asked.set()
+    assert "s: it has too many tasks, or the machine is busy: ask again" in capsys.readouterr().out
+
+
+def test_a_socket_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error of the system is said."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp/" + "long" * 50)
+    assert main(["why", "1"]) == 1
+    assert "AF_UNIX path too long" in capsys.readouterr().out
+
+
 async def test_a_blocked_loop_answers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another thread asks while the loop is blocked, and gets the line."""
     codes: list[int] = []
@@ -203,7 +232,7 @@ async def test_a_forked_child_is_not_asked_for_its_parent(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "code", "says"),
     [
-        ("1", 1, "process 1: cannot be asked: start it with AIOHOOKS_WHY=1"),
+        ("1", 1, "aiohooks; start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True), and ask as its user"),
         ("4194304", 1, "process 4194304: does not exist any more"),
         ("memory://x", 2, "memory:// is a store within one process"),
         ("http://127.0.0.1:9/", 1, "no service answers at http://127.0.0.1:9/"),
