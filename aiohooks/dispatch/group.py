@@ -444,7 +444,7 @@ def compose_functions(
         known = registration_of(one)
         if known.timeout is not None and not known.thread and not is_coroutine_function(known.hook):
             raise InvalidHookError(f"{known.hook!r} is a plain function, which no time limit can end; give it no timeout")
-        return known._replace(hook=_FunctionHook("call", known.hook, any_call=not takes_one))
+        return known._replace(hook=_FunctionHook("call", known.hook, any_call=not takes_one, is_alone=True))
 
     takes_one = results in ("chain", "wrap")  # so one argument of all functions is special
     hooks = [hook(one) for one in functions]
@@ -542,11 +542,13 @@ def _empty_method(like: Callable[..., Any], *, is_async: bool = True) -> Any:
 class _FunctionHook:
     """A function as a hook with one method."""
 
-    def __init__(self, name: str, fn: Any, *, any_call: bool = False) -> None:
+    def __init__(self, name: str, fn: Any, *, any_call: bool = False, is_alone: bool = False) -> None:
         if not callable(fn):
-            raise InvalidHookError(f"{fn!r} is given as a function; give one")
+            fault = "; give the function, not the call" if inspect.iscoroutine(fn) else ", and cannot be called; give one"
+            raise InvalidHookError(f"{fn!r} is given as a function{fault}")
         self.fn = fn
         self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__aiohooks_is_function__ = is_alone
         if any_call:  # its signature says nothing of how it is called
             fn = functools.partial(fn)
             fn.__signature__ = inspect.signature(_anything)

@@ -47,7 +47,7 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
 
 
 def _note_waits(runner: asyncio.Runner) -> list[str]:
-    """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised in the end does not say it."""
+    """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised does not say it."""
     waits: list[str] = []
 
     def on_sigint(self: Any, signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
@@ -59,7 +59,7 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
         asyncio.Runner._on_sigint(self, signum, frame, main_task)  # type: ignore[attr-defined]  # pyright: ignore
 
     if hasattr(runner, "_on_sigint"):  # which `run` gives to the signal, as a method of the runner
-        cast(Any, runner)._on_sigint = types.MethodType(on_sigint, runner)
+        cast("Any", runner)._on_sigint = types.MethodType(on_sigint, runner)
     return waits
 
 

@@ -4,7 +4,8 @@ function fitTables() {
   for (const table of document.querySelectorAll(".content table.docutils")) {
     table.classList.remove("cards");
     const names = [...table.querySelectorAll("thead th")].map((one) => one.textContent);
-    if (Math.max(table.offsetWidth, table.scrollWidth) <= table.parentElement.clientWidth || !names.length) continue;
+    const wrapper = table.parentElement;
+    if (wrapper.scrollWidth <= wrapper.clientWidth || !names.length) continue;
     for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, column) => (cell.dataset.name = names[column]));
     table.classList.add("cards");
   }
