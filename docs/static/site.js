@@ -11,5 +11,13 @@ function fitTables() {
   }
 }
 
+// What is printed wraps, so that the end of a message is seen; columns stay.
+function wrapMessages() {
+  for (const text of document.querySelectorAll(".highlight-text pre, .highlight-json pre")) {
+    text.classList.toggle("wraps", !/\S {3,}\S/.test(text.textContent));
+  }
+}
+
 addEventListener("DOMContentLoaded", fitTables);
+addEventListener("DOMContentLoaded", wrapMessages);
 addEventListener("resize", fitTables);
