@@ -192,7 +192,7 @@ class HookGroup(Generic[K]):
     # -- the hooks
 
     def add(self, hook: object) -> None:
-        """Add a hook, or a registration; it takes part from the next call on.
+        """Add a hook, or a registration; this applies from the next call.
 
         Raises:
             InvalidHookError: it does not fit, is a hook of the group already, or would have to be entered now.
@@ -206,7 +206,7 @@ class HookGroup(Generic[K]):
         self._numbers = numbers  # not before: a hook that is refused has had no name
 
     def remove(self, hook: object) -> None:
-        """Remove a hook, or a function that was added with `on`; it takes no part from the next call on.
+        """Remove a hook, or a function that was added with `on`; this applies from the next call.
 
         Raises:
             InvalidArgumentError: it is not a hook of the group.
@@ -403,10 +403,10 @@ class ComposedFunctions(Protocol):
         """Call the functions."""
 
     def add(self, function: object, /) -> None:
-        """Add a function, or a registration; it takes part from the next call on."""
+        """Add a function, or a registration; this applies from the next call."""
 
     def remove(self, function: object, /) -> None:
-        """Remove a function; it takes no part from the next call on."""
+        """Remove a function; this applies from the next call."""
 
 
 def compose_functions(

@@ -68,6 +68,7 @@ OF_THE_FIELD: dict[str, str] = {
     r"what waits(?! for)": "what is concurrent, what is pending",
     r"tried so": "simulated",
     r"entered once": "single-use",
+    r"takes? (?:no )?part (?:in|from) the next call(?: on)?": "applies from the next call",
     r"own machine": "local machine",
     r"no choice for good": "not locked in",
     r"(?:both|hooks|methods that) answer|answers? (?:of|that|which) (?:hooks?|several|counts?|is not None)": "result",
