@@ -153,5 +153,5 @@ def _unusual(path: Path, text: str) -> list[str]:
     return [
         f"{path.name}: {match[0]} -> {instead}"
         for word, instead in OF_THE_FIELD.items()
-        for match in re.finditer(rf"(?<![\w.])(?:{word})(?!\w)", text, re.IGNORECASE)
+        for match in re.finditer(rf"(?<![\w.])(?:{word})(?!\w)", " ".join(text.split()), re.IGNORECASE)
     ]
