@@ -1,4 +1,4 @@
-"""An asyncio-native monitored session: a loop of steps in which everything around the step is a hook.
+"""Async hooks, callbacks and plugins, called concurrently; and a session, a loop of steps in which everything around is a hook.
 
 The loop, as `AsyncMonitoredSession` runs it:
 

@@ -63,7 +63,11 @@ html_baseurl = SITE
 html_copy_source = False
 html_static_path = ["static"]
 html_css_files, html_js_files = ["site.css"], ["site.js"]
-html_theme_options = {"source_repository": f"{REPOSITORY}/", "source_branch": "main", "source_directory": "docs/"}
+html_search_scorer = str(ROOT / "docs" / "static" / "scorer.js")
+html_theme_options = {
+    **{"source_repository": f"{REPOSITORY}/", "source_branch": "main", "source_directory": "docs/"},
+    "footer_icons": [{"name": "The repository", "url": REPOSITORY, "html": "GitHub", "class": ""}],
+}
 sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
 ogp_site_url = SITE
@@ -129,9 +133,14 @@ def keep_attribute(app: Sphinx, what: str, name: str, thing: object, options: ob
 def show_constants(
     app: Sphinx, what: str, name: str, thing: Any, options: object, signature: str | None, returns: str | None
 ) -> tuple[str, str | None] | None:
-    """Show the value of a default that is a constant, which the source names."""
-    names = vars(sys.modules[thing.__module__]) if signature and hasattr(thing, "__module__") else {}
-    shown = re.sub(r"(?<== )[A-Z][A-Z_]+\b", lambda match: repr(names.get(match[0], match[0])), signature or "")
+    """Show the value of a default that is a constant, which the source names, and "..." for none at all."""
+    names = inspect.unwrap(thing).__globals__ if inspect.isfunction(thing) else {}
+    names = names or (vars(sys.modules[thing.__module__]) if signature and hasattr(thing, "__module__") else {})
+
+    def value(match: re.Match[str]) -> str:
+        return "..." if match[0] == "UNSET" else repr(names.get(match[0], match[0]))
+
+    shown = re.sub(r"(?<== )[A-Z][A-Z_]+\b", value, signature or "")
     return (shown, returns) if shown != signature and signature else None
 
 

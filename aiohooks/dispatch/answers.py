@@ -147,7 +147,7 @@ def only_answer(target: Target, answers: Sequence[Any]) -> Any:
     if len(answers) > 1 and _first(answers) is not None:
         raise InvalidHookError(
             f"several hooks implement {each.name}, and it returned {answers!r}; say what is its result: "
-            f'results={{"{each.name}": "first"}}'
+            f'results="first", or {{"{each.name}": "first"}}'
         )
     return answers[0] if answers else None
 

@@ -117,6 +117,10 @@ class RegisteredHook:
         self._retry_at: float | None = None  # on the clock; None while a call tries it again, or none ever will
         self._logged: set[str] = set()  # methods of which a result was dropped
 
+    def call_name(self, method: str) -> str:
+        """Return the name of a call of a method in messages: of a function that is a hook by itself, its own."""
+        return self.name if getattr(self.hook, "__aiohooks_is_function__", False) else f"{self.name}.{method}"
+
     @property
     def hook(self) -> Any:
         return self.registration.hook
@@ -209,7 +213,7 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
         return found
     if registered.registration.thread:
         return threaded(bound)
-    return plain_call(bound, f"{registered.name}.{method}")
+    return plain_call(bound, registered.call_name(method))
 
 
 class OrderGroup:
@@ -252,7 +256,7 @@ class OrderGroup:
                 condition = None if condition is None else getattr(one.hook, condition)
                 secs = timeout if secs is None else secs
                 made = call if wraps or one.registration.disable_after is None else _unless_disabled(call, one)
-            calls.append(HookCall(made, can_wait(call), queued, condition, f"{one.name}.{method}", secs))
+            calls.append(HookCall(made, can_wait(call), queued, condition, one.call_name(method), secs))
             one.groups.append(ref(self, one.groups.remove))
         self.calls: Sequence[HookCall] = calls
         self.methods: tuple[Method, ...] = tuple(call.method for call in calls)

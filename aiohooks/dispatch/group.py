@@ -192,7 +192,7 @@ class HookGroup(Generic[K]):
     # -- the hooks
 
     def add(self, hook: object) -> None:
-        """Add a hook, or a registration; it takes part from the next call on.
+        """Add a hook, or a registration; this applies from the next call.
 
         Raises:
             InvalidHookError: it does not fit, is a hook of the group already, or would have to be entered now.
@@ -206,7 +206,7 @@ class HookGroup(Generic[K]):
         self._numbers = numbers  # not before: a hook that is refused has had no name
 
     def remove(self, hook: object) -> None:
-        """Remove a hook, or a function that was added with `on`; it takes no part from the next call on.
+        """Remove a hook, or a function that was added with `on`; this applies from the next call.
 
         Raises:
             InvalidArgumentError: it is not a hook of the group.
@@ -403,10 +403,10 @@ class ComposedFunctions(Protocol):
         """Call the functions."""
 
     def add(self, function: object, /) -> None:
-        """Add a function, or a registration; it takes part from the next call on."""
+        """Add a function, or a registration; this applies from the next call."""
 
     def remove(self, function: object, /) -> None:
-        """Remove a function; it takes no part from the next call on."""
+        """Remove a function; this applies from the next call."""
 
 
 def compose_functions(
@@ -444,7 +444,7 @@ def compose_functions(
         known = registration_of(one)
         if known.timeout is not None and not known.thread and not is_coroutine_function(known.hook):
             raise InvalidHookError(f"{known.hook!r} is a plain function, which no time limit can end; give it no timeout")
-        return known._replace(hook=_FunctionHook("call", known.hook, any_call=not takes_one))
+        return known._replace(hook=_FunctionHook("call", known.hook, any_call=not takes_one, is_alone=True))
 
     takes_one = results in ("chain", "wrap")  # so one argument of all functions is special
     hooks = [hook(one) for one in functions]
@@ -542,11 +542,13 @@ def _empty_method(like: Callable[..., Any], *, is_async: bool = True) -> Any:
 class _FunctionHook:
     """A function as a hook with one method."""
 
-    def __init__(self, name: str, fn: Any, *, any_call: bool = False) -> None:
+    def __init__(self, name: str, fn: Any, *, any_call: bool = False, is_alone: bool = False) -> None:
         if not callable(fn):
-            raise InvalidHookError(f"{fn!r} is given as a function; give one")
+            fault = "; give the function, not the call" if inspect.iscoroutine(fn) else ", and cannot be called; give one"
+            raise InvalidHookError(f"{fn!r} is given as a function{fault}")
         self.fn = fn
         self.__aiohooks_name__ = getattr(fn, "__name__", type(fn).__name__)
+        self.__aiohooks_is_function__ = is_alone
         if any_call:  # its signature says nothing of how it is called
             fn = functools.partial(fn)
             fn.__signature__ = inspect.signature(_anything)

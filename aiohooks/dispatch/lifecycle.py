@@ -401,7 +401,7 @@ def check_options(registered: RegisteredHook, points: Iterable[Point]) -> None:
         elif options.background and wraps:
             problem = "is an async generator: it wraps the calls of others, and cannot run in the background"
         if problem:
-            raise InvalidHookError(f"{registered.name}.{each.name} {problem}")
+            raise InvalidHookError(f"{registered.call_name(each.name)} {problem}")
     if options.thread and all(kind in ("an async generator", "a coroutine function") for _, kind in kinds):
         raise InvalidHookError(f"{registered.name} is to be called in a thread, but has no plain method for a coroutine method")
     if options.background and not any(each.is_async and each.how == "none" for each, _ in kinds):

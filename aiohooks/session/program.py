@@ -9,12 +9,13 @@ import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from aiohooks._aio.cancel import running_loop
-from aiohooks._diagnostics import PACKAGE
+from aiohooks._diagnostics import PACKAGE, Awaited
 from aiohooks._validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
 from aiohooks.session._state import RUN_LOOPS, WHY_VARIABLE
@@ -45,10 +46,27 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
             return super().submit(call)
 
 
+def _note_waits(runner: asyncio.Runner) -> list[str]:
+    """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised does not say it."""
+    waits: list[str] = []
+
+    def on_sigint(self: Any, signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
+        if not waits and asyncio.current_task(self.get_loop()) is None:  # the loop is idle
+            from aiohooks._why.builder import why  # seldom needed
+
+            waits.append(why(Awaited("task", "main", key=main_task)))
+        asyncio.Runner._on_sigint(self, signum, frame, main_task)  # type: ignore[attr-defined]  # pyright: ignore
+
+    if hasattr(runner, "_on_sigint"):  # which `run` gives to the signal, as a method of the runner
+        cast("Any", runner)._on_sigint = types.MethodType(on_sigint, runner)
+    return waits
+
+
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = False) -> T:
     """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
 
-    An error that nothing catches is printed without the frames of the library and asyncio; `python -X dev` shows all.
+    An error that nothing catches is printed without the frames of the library and asyncio; `python -X dev` shows all. After a
+    Ctrl-C a note says what the program waited for.
 
     Args:
         main: a coroutine function.
@@ -78,11 +96,16 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     loop: asyncio.AbstractEventLoop | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            loop = runner.get_loop()
+            loop, waits = runner.get_loop(), _note_waits(runner)
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
             RUN_LOOPS[loop] = threading.get_ident()
-            result = runner.run(main(*args))
+            try:
+                result = runner.run(main(*args))
+            except KeyboardInterrupt as error:
+                for one in filter(None, waits):
+                    error.add_note(f"interrupted: {one}")
+                raise
     except BaseException as error:
         if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
             sys.excepthook = _print_folded

@@ -146,9 +146,7 @@ async def test_answers_where_nothing_says_whether_there_are_any() -> None:
     for name in ("on", "any"):
         for answers, expected in (([None, None], None), ([5], 5)):
             assert await getattr(ah.compose(Unknown, map(Says, answers)), name)("x") == expected
-        with refused(
-            ah.errors.InvalidHookError, f"several hooks implement {name}", "[None, 5]", f'results={{"{name}": "first"}}'
-        ):
+        with refused(ah.errors.InvalidHookError, f"several hooks implement {name}", "[None, 5]", f'{{"{name}": "first"}}'):
             await getattr(ah.compose(Unknown, [Says(None), Says(5)]), name)("x")
 
 

@@ -367,7 +367,7 @@ async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
 
     with pytest.raises(ValueError, match="no") as caught:
         await ah.compose_functions([forever, fails])(1)
-    assert caught.value.__notes__ == ["raised by fails.call"]
+    assert caught.value.__notes__ == ["raised by fails"]
     await ah.compose_functions([fails], on_error="log")(1)
     call = asyncio.ensure_future(ah.compose_functions([forever], timeout=1.0)(1))
     await ticks()

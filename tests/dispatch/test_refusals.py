@@ -213,7 +213,7 @@ HOOKS: list[Any] = [
     (made(Layers, hook(get=function), hook(get=function), results="wrap"), "'get_response' calls", '"wrap" cannot hold'),
     (made(Calls, hook(count=coroutine), hook(count=coroutine)), "#1.count and", 'results={"count": "first"}', "@point"),
     # functions
-    (lambda: ah.compose_functions([5]), "5 is given as a function"),
+    (lambda: ah.compose_functions([5]), "5 is given as a function", "cannot be called; give one"),
     (lambda: ah.compose_functions([ah.configure(do_nothing, background=True)]), "background=True"),
     (lambda: ah.compose_functions([ah.configure(lambda: None, timeout=1.0)]), "which no time limit can end"),
 ]  # fmt: skip

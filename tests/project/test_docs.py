@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 START = [ROOT / "README.md", DOCS / "index.md", DOCS / "guides" / "recipes.md", *sorted((DOCS / "start").glob("*.md"))]
 """The pages whose blocks are programs."""
 PROGRAMS = [pytest.param(page, block, id=f"{page.name}:{block.line}") for page in START for block in python_blocks(page)]
-HOW_TO_RUN = "Blocks with `await` outside of a function are parts of one coroutine, in order: put them into `async def main()"
+HOW_TO_RUN = "Blocks with `await` are parts of one `async def main()`, in order; `ah.run(main)` calls it."
 
 
 def each_of(pages: list[Path]) -> pytest.MarkDecorator:

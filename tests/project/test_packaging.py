@@ -17,7 +17,7 @@ import aiohooks as ah
 from tests.support import smoke
 from tests.support.needs import need, program
 from tests.support.source import ROOT
-from tests.support.versions import PROJECT, floor_of, requirements
+from tests.support.versions import LARGE, PROJECT, extra_of_the_day, floor_of, requirements
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -55,6 +55,13 @@ def test_the_license_has_no_gaps() -> None:
     """The owner is named where the license leaves a place for it."""
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert re.findall(r"^   Copyright (.+)$", text, flags=re.MULTILINE) == ["2026 The aiohooks authors"]
+
+
+def test_each_extra_has_its_day() -> None:
+    """CI installs each extra but the large ones alone, on the other Pythons, one after the other day."""
+    small = set(requirements()) - set(LARGE)
+    assert set(LARGE) < set(requirements())
+    assert {extra_of_the_day(day) for day in range(len(small))} == small
 
 
 def test_every_extra_has_a_program() -> None:

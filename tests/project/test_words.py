@@ -68,6 +68,7 @@ OF_THE_FIELD: dict[str, str] = {
     r"what waits(?! for)": "what is concurrent, what is pending",
     r"tried so": "simulated",
     r"entered once": "single-use",
+    r"takes? (?:no )?part (?:in|from) the next call(?: on)?": "applies from the next call",
     r"own machine": "local machine",
     r"no choice for good": "not locked in",
     r"(?:both|hooks|methods that) answer|answers? (?:of|that|which) (?:hooks?|several|counts?|is not None)": "result",
@@ -152,5 +153,5 @@ def _unusual(path: Path, text: str) -> list[str]:
     return [
         f"{path.name}: {match[0]} -> {instead}"
         for word, instead in OF_THE_FIELD.items()
-        for match in re.finditer(rf"(?<![\w.])(?:{word})(?!\w)", text, re.IGNORECASE)
+        for match in re.finditer(rf"(?<![\w.])(?:{word})(?!\w)", " ".join(text.split()), re.IGNORECASE)
     ]

@@ -105,6 +105,39 @@ def test_an_uncaught_error_is_printed_without_frames_of_the_library(tmp_path: Pa
     assert printed(str(file), "own") == "refused\n"
 
 
+HANGS = """
+import asyncio, signal
+import aiohooks as ah
+
+class Push(ah.SessionRunHook):
+    async def after_run(self, run_context, run_values):
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        await asyncio.Queue().get()
+
+async def train_step(): ...
+
+async def main():
+    async with ah.AsyncMonitoredSession(train_step, [Push()], name="trainer") as session:
+        await session.run(())
+
+ah.run(main)
+"""
+
+
+def test_an_interrupt_says_what_the_program_waited_for(tmp_path: Path) -> None:
+    """What a Ctrl-C prints fits a screen, and its last line names the hook that waited, its line and what it waited for."""
+    file = tmp_path / "train.py"
+    file.write_text(HANGS)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, file.name]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=HANG_SECS, env=env)
+    assert done.returncode == -signal.SIGINT
+    assert len(done.stderr.splitlines()) < 24
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("interrupted: session 'trainer' (step 1, in run 1")
+    assert re.search(r"waits for Push.after_run at step 1, train.py:8, .* <- queue \(empty, no task that could fill it", last)
+
+
 # -- after a signal
 
 

@@ -2,6 +2,7 @@
 
     python -m tests.support.versions lowest                 # the core and each extra
     python -m tests.support.versions newest redis nats      # some of them
+    python -m tests.support.versions newest --of-the-day    # one that installs in a minute, each day another one
 
 For each it makes an environment with the library as built from this checkout, what the extra needs and nothing else; `lowest`
 installs exactly the floors of pyproject.toml. There it runs the extra's program of `smoke.py`. Redis and NATS get a server of
@@ -34,6 +35,8 @@ CORE = "core"
 """The name of the library without any extra."""
 NOT_FOR_USERS = ("examples", "test", "test-pythons", "test-all", "docs", "bench")
 """Extras that are for this checkout."""
+LARGE = ("torch", "tensorflow", "keras", "lightning", "ignite", "transformers", "ray")
+"""Extras that bring gigabytes, or start a cluster: they are tried by hand."""
 
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -63,6 +66,12 @@ def floor_of(requirement: Requirement) -> str:
     (only,) = requirement.specifier
     assert only.operator == ">=", f"{requirement} has no floor"
     return only.version
+
+
+def extra_of_the_day(day: int) -> str:
+    """Return the extra that CI tries on this day, counted from any other one: all but the large ones have their turn."""
+    small = [extra for extra in requirements() if extra not in LARGE]
+    return small[day % len(small)]
 
 
 def build_wheel(folder: Path) -> Path:
@@ -130,12 +139,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("which", choices=["lowest", "newest"])
     parser.add_argument("extras", nargs="*", metavar="EXTRA", help=f"{', '.join(PROGRAMS)} (default: all)")
+    parser.add_argument("--of-the-day", action="store_true", help="the extra whose turn it is")
     options = parser.parse_args(arguments)
     needed = requirements()
     failed = False
     with tempfile.TemporaryDirectory() as name:
         wheel = build_wheel(Path(name))
-        for extra in options.extras or list(needed):
+        of_the_day = [extra_of_the_day(int(time.time() // 86_400))] if options.of_the_day else []
+        for extra in options.extras or of_the_day or list(needed):
             folder = Path(name, extra)
             folder.mkdir()
             began = time.monotonic()

@@ -151,19 +151,17 @@ def _sigterm_left_alone() -> Generator[None]:
     def drop(record: logging.LogRecord) -> bool:
         return "SIGTERM handler is not set" not in record.getMessage()
 
-    set_action = ctypes.CDLL(None).sigaction if os.name == "posix" else _do_nothing
+    libc: Any = ctypes.CDLL(None) if os.name == "posix" else None
     action = ctypes.create_string_buffer(1024)  # more than a `struct sigaction` takes
     logger.addFilter(drop)
-    set_action(signal.SIGTERM, None, action)
+    if libc is not None:
+        libc.sigaction(signal.SIGTERM, None, action)
     try:
         yield
     finally:
-        set_action(signal.SIGTERM, action, None)
+        if libc is not None:
+            libc.sigaction(signal.SIGTERM, action, None)
         logger.removeFilter(drop)
-
-
-def _do_nothing(*args: object) -> None:
-    """Take the place of what Windows does not have."""
 
 
 _START_CLUSTER = 'Start one with `ray start --head --port=6379`, and give its address="host:6379" or set RAY_ADDRESS'

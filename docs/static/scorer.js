@@ -1,0 +1,21 @@
+"use strict";
+// How the search orders what it finds: pages that have the words in their titles first, and guides before the reference,
+// the records of decisions and the sources. The numbers but those of `score` are Sphinx's own.
+var Scorer = {
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+  score: ([page, title, , , score]) => {
+    const query = new URLSearchParams(location.search).get("q") || "";
+    const words = query.toLowerCase().match(/\w{3,}/g) || [];
+    const inTitle = words.filter((word) => new RegExp(`\\b${word.slice(0, 5)}`, "i").test(title));
+    const isReference = page.startsWith("reference/");
+    const isForDevelopers = /^(decisions|project|source)\//.test(page);
+    return score + 6 * inTitle.length - 12 * isReference - 20 * isForDevelopers;
+  },
+};
