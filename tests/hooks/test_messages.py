@@ -82,8 +82,11 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("where", ["hook", "block"])
-async def test_a_blocked_loop_is_warned_of_once(where: str, start_watch: Callable[[], None]) -> None:
+async def test_a_blocked_loop_is_warned_of_once(
+    where: str, start_watch: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever blocks the event loop is named by file and line, in one warning, while it blocks it."""
+    monkeypatch.setattr("aiohooks._diagnostics._BLOCKED_SECS", 0.1)
     lines: list[str] = []
     warned = threading.Event()
 
