@@ -171,8 +171,12 @@ async def _is_ready(node: Server) -> bool:
     return info["cluster_state"] == "ok"
 
 
-async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path) -> None:
-    """On the node of a cluster that has the run a store works; when the run is moved, calls and waits end with what to do."""
+@pytest.mark.parametrize("slowly", [False, True])
+async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path, slowly: bool) -> None:
+    """On the node of a cluster that has the run a store works; when the run is moved, calls and waits end with what to do.
+
+    Also where the store has seen the node with half of the run, which counts as an outage.
+    """
     with running_node(tmp_path) as node, running_node(tmp_path) as other:
         await execute(node, "CLUSTER ADDSLOTSRANGE", 0, 16383)
         bus = await execute(other, "CONFIG", "GET", "cluster-port")
@@ -189,6 +193,7 @@ async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path) -> None:
             await execute(node, "CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
             for key in await execute(node, "CLUSTER GETKEYSINSLOT", slot, 100):
                 await execute(node, "MIGRATE", "127.0.0.1", other.port, key, 0, 5000)
+                await until_true(lambda: not slowly or store.outage_secs is not None)
             for each in (other, node):
                 await execute(each, "CLUSTER SETSLOT", slot, "NODE", ids[1])
             for call in (waiting, store.advance(), store.wait_for(9)):
