@@ -92,6 +92,7 @@ async def run(
 
     async def run_all() -> list[T]:
         await to_thread(lambda: _cluster.join(address, timeout=60.0, **init), grace_secs=60.0)
+        _cluster.keep_sigterm()
         try:
             return await launch(functools.partial(_run_on_cluster, resources=resources), spec, store, forgets=run is None)
         finally:

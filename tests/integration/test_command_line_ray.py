@@ -60,16 +60,14 @@ def test_a_function_of_the_current_directory(jobs: Path, cluster: str) -> None:
 
 
 def test_a_signal_stops_the_tasks(jobs: Path, cluster: str) -> None:
-    """SIGTERM to the launcher ends each session after its step; the exit code is 143, and the run is forgotten."""
-    for _ in range(3):
-        with start_command("run", "jobs:trains", "--engine", "ray", "--address", cluster, "--workers", "1", cwd=jobs) as process:
-            while not all((jobs / f"started-{task_id}").exists() for task_id in range(2)):
-                assert process.poll() is None
-            process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=HANG_SECS)
-        if process.returncode != -signal.SIGABRT:
-            break
-        for path in jobs.glob("st*-*"):  # Ray itself aborts now and then as it shuts down on a busy machine
-            path.unlink()
-    assert process.returncode == 143, (out, err)
+    """SIGTERM to the launcher ends each session after its step; the exit code is 143, and the run is forgotten.
+
+    Ray's own handler is not called, which prints a stack, and aborts the process where the end takes longer than 3 s.
+    """
+    with start_command("run", "jobs:trains", "--engine", "ray", "--address", cluster, "--workers", "1", cwd=jobs) as process:
+        while not all((jobs / f"started-{task_id}").exists() for task_id in range(2)):
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=HANG_SECS)
+    assert (process.returncode, "*** SIGTERM" in err) == (143, False), (out, err)
     assert sorted(path.name for path in jobs.glob("st*-*")) == ["stopped-0", "stopped-1"]

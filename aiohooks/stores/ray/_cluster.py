@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
@@ -64,6 +65,15 @@ def join(address: str | None, *, timeout: float, **options: Any) -> None:
         elif address not in (None, "auto", "local") and address != (current := _ray.get_runtime_context().gcs_address):
             raise InvalidArgumentError(f"address={address!r}: this process is part of the Ray cluster at {current!r} already")
         _Membership.users += 1
+
+
+def keep_sigterm() -> None:
+    """After a `join`, let SIGTERM call the handler that this program has, and nothing else; in the main thread.
+
+    The handler of Ray's C++ code calls it as well, and then lets the process abort 3 s later, whatever that still does.
+    """
+    if threading.current_thread() is threading.main_thread() and callable(handler := signal.getsignal(signal.SIGTERM)):
+        signal.signal(signal.SIGTERM, handler)
 
 
 def leave() -> None:

@@ -94,6 +94,7 @@ class RayEngine(Engine):
         if self._deleted:
             raise StoreUnavailableError(f"the run {self.link.run} was forgotten: close its store")
         actor = await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
+        _cluster.keep_sigterm()
         with self._unexpected_reply():
             known = pack_message(self.link.process, self._incarnation, self.link.known(), self._counter.delta_since(0))
             reply = _cluster.result_of(actor.connect.remote(known))
