@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 # A closed transport closes its socket in the next tick, and notifies its protocol in the one after.
 _TICKS = 3
-# A worker thread returns its result first and becomes idle a little later.
-_THREAD_WAIT_SECS = 0.5
+# A worker thread returns its result first and becomes idle a little later; on a busy machine that may be a second.
+_THREAD_WAIT_SECS = 10.0
 
 _STEPS = ("_run", "run", "run_forever", "run_until_complete")
 """Functions of asyncio that make the steps of tasks: who has called them has not started what a step starts."""

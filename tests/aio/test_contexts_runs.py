@@ -12,7 +12,7 @@ import pytest
 import aiohooks as ah
 from tests.support.hooks import BeforeRunHook, PhaseHook
 from tests.support.sessions import double
-from tests.support.waiting import ticks
+from tests.support.waiting import HANG_SECS, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -139,5 +139,5 @@ async def main():
 nest_asyncio.apply()
 asyncio.run(main())
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_SECS, check=False)
     assert (ran.stdout, ran.returncode) == ("[2, 2]\n", 0), ran.stderr

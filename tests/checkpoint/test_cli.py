@@ -15,6 +15,7 @@ from aiohooks.checkpoint.saver import CheckpointDirectory
 from aiohooks.errors import CheckpointError
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 
 def run(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
@@ -119,7 +120,7 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=True)
     assert "pip install 'aiohooks[checkpoint]'" in done.stdout
 
 

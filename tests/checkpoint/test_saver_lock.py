@@ -26,6 +26,7 @@ from tests.checkpoint.test_mirror_session import graph
 from tests.support.checkpoint_files import WatchedFs, directory, names, saved, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 IMPORTS = """
     import os, sys, signal
@@ -202,7 +203,7 @@ def test_a_forked_child_is_not_the_holder(tmp_path: Path, what: str) -> None:
     code, steps = FORKS[what]
     begin, end = "fs = WatchedFs()\none = directory(path, fs)\n", "\nprint([each.step for each in one.checkpoints()])"
     command = [*program(begin + textwrap.dedent(code) + end), str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECS, check=False)
     assert (done.stdout.strip(), done.stderr) == (steps, "")
 
 

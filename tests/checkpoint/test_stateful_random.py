@@ -15,6 +15,7 @@ import aiohooks as ah
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError
 from tests.checkpoint.test_encoding import there_and_back
 from tests.support.source import ROOT
+from tests.support.waiting import HANG_SECS
 
 
 @pytest.fixture(autouse=True)
@@ -92,4 +93,4 @@ def test_nothing_is_imported_for_it() -> None:
         assert list(ah.checkpoint.RandomState().state_dict()) == ["python"]
         assert "numpy" not in sys.modules and "torch" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, check=True, timeout=HANG_SECS)

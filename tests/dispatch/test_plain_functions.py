@@ -16,7 +16,7 @@ import aiohooks as ah
 from aiohooks.errors import InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.waiting import forever, ticks
+from tests.support.waiting import HANG_SECS, forever, ticks
 
 T = TypeVar("T")
 MaybeAwaitable = Union[T, Awaitable[T]]  # noqa: UP007
@@ -187,7 +187,7 @@ class Blocking:
     def on(self, text: str) -> str | None:
         self.threads.append(threading.get_ident())
         if self.barrier is not None:
-            self.barrier.wait(10)
+            self.barrier.wait(HANG_SECS)
         variable.set(text)
         return text + "!"
 
@@ -198,7 +198,7 @@ async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any]
 
     class Async:
         async def on(self, text: str) -> str:
-            await asyncio.to_thread(barrier.wait, 10)
+            await asyncio.to_thread(barrier.wait, HANG_SECS)
             return "async"
 
     barrier = threading.Barrier(3)
@@ -258,7 +258,7 @@ async def test_a_time_limit_waits_for_the_thread(clock: ManualClock) -> None:
 
     class Hangs:
         def notify(self, text: str) -> None:
-            gate.wait(10)
+            gate.wait(HANG_SECS)
 
     composite = ah.compose(Calls, [ah.configure(Hangs(), thread=True, timeout=1.0)])
     call = asyncio.ensure_future(composite.notify("x"))

@@ -13,6 +13,7 @@ import pytest
 import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph
+from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.every_python
 
@@ -81,8 +82,11 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("where", ["hook", "block"])
-async def test_a_blocked_loop_is_warned_of_once(where: str) -> None:
+async def test_a_blocked_loop_is_warned_of_once(
+    where: str, start_watch: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever blocks the event loop is named by file and line, in one warning, while it blocks it."""
+    monkeypatch.setattr("aiohooks._diagnostics._BLOCKED_SECS", 0.1)
     lines: list[str] = []
     warned = threading.Event()
 
@@ -93,7 +97,9 @@ async def test_a_blocked_loop_is_warned_of_once(where: str) -> None:
                 warned.set()
 
     async def block(*_: object) -> None:
-        assert warned.wait(60)  # blocks the loop
+        if not warned.is_set():
+            start_watch()
+        assert warned.wait(HANG_SECS)  # blocks the loop
 
     handler, logger = Listening(), logging.getLogger("aiohooks")
     logger.addHandler(handler)

@@ -20,7 +20,7 @@ from aiohooks.hooks.progress import Progress, ProgressHook, duration
 from aiohooks.testing import ManualClock
 from tests.support.extras import hide
 from tests.support.sessions import counting_graph, going_back
-from tests.support.waiting import until_true
+from tests.support.waiting import HANG_SECS, until_true
 
 bad_ends = pytest.mark.parametrize(
     ("error", "says"),
@@ -176,6 +176,7 @@ class Terminal:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     """A terminal for this test."""
     monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr("aiohooks.hooks._rich._STOP_SECS", HANG_SECS)  # for the last state; a terminal may block all writes
     terminal = Terminal()
     yield terminal
     terminal.close()

@@ -26,14 +26,15 @@ async def test_a_block_is_reported_once() -> None:
     watch = BlockedLoopWatch(0.005, lambda frames, secs: reported.append(frames))
     watch._answered = Counted()
     watch.start()
-    for blocks in (1, 2):
-        while len(reported) < blocks:
+    for _ in range(2):
+        before = len(reported)  # on a busy machine the turn of the loop may have been a block of its own
+        while len(reported) == before:
             pass
         while asked.acquire(blocking=False):
             pass
         for _ in range(5):
             asked.acquire()  # it has checked again
-        assert len(reported) == blocks
+        assert len(reported) == before + 1
         answered = asyncio.Event()
         asyncio.get_running_loop().call_later(0, answered.set)
         await answered.wait()
@@ -47,12 +48,11 @@ def test_the_thread_ends_with_its_loop(caplog: pytest.LogCaptureFixture) -> None
     reported: list[Frames] = []
     loop = asyncio.new_event_loop()
 
-    async def start() -> BlockedLoopWatch:
-        watch = BlockedLoopWatch(0.005, lambda frames, secs: reported.append(frames))
-        watch.start()
-        return watch
+    async def make() -> BlockedLoopWatch:
+        return BlockedLoopWatch(0.005, lambda frames, secs: reported.append(frames))
 
-    watch = loop.run_until_complete(start())
+    watch = loop.run_until_complete(make())
+    watch.start()
     assert not watch._stopped.wait(0.05)  # the loop is not running meanwhile
     loop.close()
     watch._thread.join(HANG_SECS)
@@ -76,11 +76,11 @@ async def test_a_loop_that_waits_is_not_blocked() -> None:
             self.checks += 1
             if self.checks > 3:
                 loop.call_soon_threadsafe(enough.set)
-            return super().wait(timeout)
+            return super().wait(0.05)
 
     enough, loop = asyncio.Event(), asyncio.get_running_loop()
     reported: list[object] = []
-    watch = BlockedLoopWatch(0.1, lambda *found: reported.append(found))
+    watch = BlockedLoopWatch(HANG_SECS, lambda *found: reported.append(found))
     watch._stopped = Counted()
     watch.start()
     await enough.wait()

@@ -38,14 +38,18 @@ def command(example: str, *options: object) -> list[str]:
 def output_of(example: str, *options: object, code: int = 0, errors: str | None = "") -> str:
     """Run an example to its end, and return what it prints; check its exit code, and the error stream unless others use it."""
     env = {**ENVIRONMENT, **ray_environment(), "RAY_LOG_TO_DRIVER": "1", "RAY_DEDUP_LOGS": "0"}
-    done = processes.run(command(example, *options), env=env)
+    done = processes.run(command(example, *options), env=env, timeout=2 * HANG_SECS)  # Ray starts a dozen processes
     assert done.returncode == code, done
     assert "Traceback" not in done.stderr
     if errors is None:
         return done.stdout + done.stderr
-    said = "".join(line for line in done.stderr.splitlines(keepends=True) if "has waited" not in line)  # for a slow disk
-    assert errors in said if errors else not said, done
+    assert errors in done.stderr if errors else not said_in(done.stderr), done
     return done.stdout
+
+
+def said_in(errors: str) -> list[str]:
+    """Return the lines of an error stream, but for warnings of a slow disk, or a busy machine."""
+    return [line for line in errors.splitlines() if "has waited" not in line and "has been blocked" not in line]
 
 
 @contextlib.contextmanager
@@ -65,7 +69,7 @@ def interrupted(process: subprocess.Popen[str]) -> str:
     """Send SIGINT, wait for the end with its exit code, and return the rest of the output."""
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=HANG_SECS)
-    assert (process.returncode, errors) == (128 + signal.SIGINT, "")
+    assert (process.returncode, said_in(errors)) == (128 + signal.SIGINT, [])
     return output
 
 
@@ -83,11 +87,12 @@ PRINTED = {
         "with a lock: nothing found in 1,001 schedules",
     ],
     "agent_hooks.py": [
-        r"0\.\d\d s with 4 hooks that wait 0\.05 s each, called concurrently",
-        r"\d\.\d\d s with the same hooks, awaited in turn",
+        r"\d+\.\d\d s with 4 hooks that wait 0\.05 s each, called concurrently",
+        r"\d+\.\d\d s with the same hooks, awaited in turn",
         r"log: Sender#5\.on_tool_start failed; continuing, as its on_error says: .*",
-        r"\d\.\d\d s with one more that hangs, and has a time limit of 0\.1 s",
-        *("14 calls were sent", "Which coat do I need\\?", "weather\\(Bergen\\): rain"),
+        r"\d+\.\d\d s with one more that hangs, and has a time limit of 0\.1 s",
+        "1[34] calls were sent",  # the limit of the one that hangs may be over before the call is
+        *("Which coat do I need\\?", "weather\\(Bergen\\): rain"),
         *(r"delete\(all files\): refused by the guardrail", r"Take an umbrella to Bergen\."),
     ],
 }

@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def store_of(port: int, **options: Any) -> NatsStepStore:
     """Return a store with short times."""
-    return NatsStepStore(f"nats://127.0.0.1:{port}", **{"heartbeat": 0.5, "lease_secs": 2.0, **options})
+    return NatsStepStore(f"nats://127.0.0.1:{port}", **{"heartbeat": 0.5, "lease_secs": HANG_SECS, **options})
 
 
 async def test_nothing_is_left_in_the_server(server: Server, name: str) -> None:
@@ -113,7 +113,7 @@ HARMLESS = [{"discard": "new"}, {"storage": "memory"}, {"deny_delete": True}, {"
 async def test_a_stream_of_others(server: Server, setting: dict[str, Any], name: str) -> None:
     """What would break a write, a read or a deletion is refused with the name of the setting; other streams are used."""
     await configure(server, "CREATE", name, setting)
-    store = store_of(server.port, stream=name)
+    store = store_of(server.port, stream=name, lease_secs=5.0)  # less than a harmless max_age
     if setting in HARMFUL:
         with pytest.raises(StoreRefusedError, match=rf"its {[*setting][-1]} is .*; take another name with stream="):
             await store.advance()
@@ -179,7 +179,7 @@ async def test_a_message_of_others(server: Server, what: str, name: str, caplog:
 async def test_the_leader_of_three_servers_is_killed(tmp_path: Path) -> None:
     """No acknowledged step is lost, each counts once, waiters are woken; the dead server comes back."""
     with running_cluster(tmp_path) as cluster:
-        options: dict[str, Any] = {"replicas": 3, "lease_secs": 30.0, "connect_timeout": 40.0}
+        options: dict[str, Any] = {"replicas": 3, "lease_secs": HANG_SECS, "connect_timeout": HANG_SECS}
         async with NatsStepStore(cluster.url, **options) as a, NatsStepStore(cluster.url, **options) as b:
             for round_ in range(2):
                 wait = asyncio.ensure_future(b.wait_for(30 * round_ + 30))

@@ -15,7 +15,7 @@ import pytest
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.nats import NatsStepStore
 from tests.support.store_servers import Server, running
-from tests.support.waiting import until_true
+from tests.support.waiting import HANG_SECS, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -25,7 +25,7 @@ def tls_options(folder: Path, name: str = "numeric") -> list[str]:
 
 
 def store_of(server: Server, scheme: str = "nats", user: str = "", **options: Any) -> NatsStepStore:
-    return NatsStepStore(f"{scheme}://{user}127.0.0.1:{server.port}", **{"connect_timeout": 3.0, **options})
+    return NatsStepStore(f"{scheme}://{user}127.0.0.1:{server.port}", **{"connect_timeout": HANG_SECS, **options})
 
 
 async def works(store: NatsStepStore) -> None:

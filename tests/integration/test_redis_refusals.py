@@ -15,12 +15,14 @@ import pytest
 
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
 from aiohooks.stores.redis import RedisStepStore
+from aiohooks.testing import ManualClock
 from aiohooks.testing.step_store import check_step_store, step_store_checks
 from tests.support.needs import program
 from tests.support.processes import run_python
 from tests.support.redis_servers import KINDS, execute
 from tests.support.source import ROOT
 from tests.support.store_servers import Server, free_port, running
+from tests.support.waiting import until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -59,14 +61,21 @@ async def answering(answer: str) -> AsyncIterator[str]:
         await asyncio.gather(*done, return_exceptions=True)
 
 
-async def refused(store: RedisStepStore, *, permanently: bool = True) -> str:
-    """Return the message of the error of opening the store; a permanent one comes long before the time for connecting is up."""
-    store._connect_timeout = HOUR_SECS if permanently else 0.1
-    store._engine.attach(dataclasses.replace(store._engine.link, connect_timeout=store._connect_timeout))
+async def refused(store: RedisStepStore, *, later: ManualClock | None = None) -> str:
+    """Return the message of the error of opening the store, which comes long before the time for connecting is up.
+
+    A temporary one, of a store of the clock `later`, comes when that time is up.
+    """
+    store._connect_timeout = HOUR_SECS
+    store._engine.attach(dataclasses.replace(store._engine.link, connect_timeout=HOUR_SECS))
+    opening = asyncio.ensure_future(store.__aenter__())
+    if later is not None:
+        await until_true(lambda: later.pending or opening.done())  # the pause after the first attempt
+        later.advance(HOUR_SECS)
     with pytest.raises(StoreUnavailableError) as raised:
-        await store.__aenter__()
+        await opening
     await store.aclose()
-    assert isinstance(raised.value, StoreRefusedError) is permanently
+    assert isinstance(raised.value, StoreRefusedError) is (later is None)
     return str(raised.value)
 
 
@@ -97,28 +106,35 @@ async def refused(store: RedisStepStore, *, permanently: bool = True) -> str:
         ("HTTP/1.1 400 Bad Request", False, "redis at"),
     ],
 )
-async def test_a_refusal(answer: str, permanently: bool, said: str) -> None:
+async def test_a_refusal(answer: str, permanently: bool, said: str, clock: ManualClock) -> None:
     """A permanent one is raised immediately, a temporary one is tried again until `connect_timeout`; each says what to do."""
     async with answering(answer) as url:
-        assert said in await refused(RedisStepStore(url), permanently=permanently)
+        assert said in await refused(RedisStepStore(url), later=None if permanently else clock)
 
 
-@pytest.mark.parametrize("answer_timeout", [0.2, HOUR_SECS])
-async def test_a_server_that_accepts_and_never_answers(server: Server, answer_timeout: float) -> None:
+@pytest.mark.parametrize(("answer_timeout", "connect_timeout"), [(0.1, HOUR_SECS), (HOUR_SECS, 0.1)])
+async def test_a_server_that_accepts_and_never_answers(
+    server: Server, answer_timeout: float, connect_timeout: float, clock: ManualClock
+) -> None:
     """It counts as unavailable after `answer_timeout`, or `connect_timeout` if that is shorter."""
+    store = RedisStepStore(server.url, answer_timeout=answer_timeout, connect_timeout=connect_timeout)
     server.pause()
-    said = await refused(RedisStepStore(server.url, answer_timeout=answer_timeout), permanently=False)
+    opening = asyncio.ensure_future(store.__aenter__())
+    await until_true(lambda: clock.pending)
+    clock.advance(HOUR_SECS)
+    with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.1 s"):
+        await opening
     server.resume()
-    assert f"no answer within {min(answer_timeout, 0.1):g} s" in said
+    await store.aclose()
 
 
-async def test_a_server_of_another_kind(server: Server) -> None:
+async def test_a_server_of_another_kind(server: Server, clock: ManualClock) -> None:
     """Without TLS, with too few databases, a replica: found while connecting, not at the first advance, with what to give."""
-    tls = RedisStepStore(server.url.replace("redis://", "rediss://"), answer_timeout=0.5)
-    assert "rediss://" in await refused(tls, permanently=False)
+    tls = RedisStepStore(server.url.replace("redis://", "rediss://"), answer_timeout=0.1)  # it waits for more of the handshake
+    assert "rediss://" in await refused(tls, later=clock)
     assert "leave the number out" in await refused(RedisStepStore(f"{server.url}/99"))
     await execute(server, "REPLICAOF", "127.0.0.1", "1")
-    assert "give the address of its master" in await refused(RedisStepStore(server.url), permanently=False)
+    assert "give the address of its master" in await refused(RedisStepStore(server.url), later=clock)
 
 
 def test_without_the_package() -> None:
@@ -155,8 +171,12 @@ async def _is_ready(node: Server) -> bool:
     return info["cluster_state"] == "ok"
 
 
-async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path) -> None:
-    """On the node of a cluster that has the run a store works; when the run is moved, calls and waits end with what to do."""
+@pytest.mark.parametrize("slowly", [False, True])
+async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path, slowly: bool) -> None:
+    """On the node of a cluster that has the run a store works; when the run is moved, calls and waits end with what to do.
+
+    Also where the store has seen the node with half of the run, which counts as an outage.
+    """
     with running_node(tmp_path) as node, running_node(tmp_path) as other:
         await execute(node, "CLUSTER ADDSLOTSRANGE", 0, 16383)
         bus = await execute(other, "CONFIG", "GET", "cluster-port")
@@ -173,6 +193,7 @@ async def test_a_run_that_is_moved_in_its_cluster(tmp_path: Path) -> None:
             await execute(node, "CLUSTER SETSLOT", slot, "MIGRATING", ids[1])
             for key in await execute(node, "CLUSTER GETKEYSINSLOT", slot, 100):
                 await execute(node, "MIGRATE", "127.0.0.1", other.port, key, 0, 5000)
+                await until_true(lambda: not slowly or store.outage_secs is not None)
             for each in (other, node):
                 await execute(each, "CLUSTER SETSLOT", slot, "NODE", ids[1])
             for call in (waiting, store.advance(), store.wait_for(9)):
@@ -268,7 +289,7 @@ def abort_of_python_3_11_2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("abort_of_python_3_11_2")
-async def test_tls(tmp_path: Path, certificates: Path) -> None:
+async def test_tls(tmp_path: Path, certificates: Path, clock: ManualClock) -> None:
     """TLS works with the given authority; without it, by another name, or with another authority, the server is refused."""
     trusted, other = str(certificates / "ca.crt"), str(certificates / "other.crt")
     with with_tls(tmp_path, certificates, "--requirepass", "p@ss", "--tls-auth-clients", "no") as server:
@@ -281,7 +302,7 @@ async def test_tls(tmp_path: Path, certificates: Path) -> None:
         by_address = RedisStepStore(url.replace("localhost", "127.0.0.1"), ssl_ca_certs=trusted)
         assert "give a name that is in it" in await refused(by_address)
         assert "password" in await refused(RedisStepStore(url.replace("p%40ss", "x"), ssl_ca_certs=trusted))
-        assert "rediss://" in await refused(RedisStepStore(url.replace("rediss", "redis")), permanently=False)
+        assert "rediss://" in await refused(RedisStepStore(url.replace("rediss", "redis")), later=clock)
 
 
 async def test_certificates(tmp_path: Path, certificates: Path) -> None:

@@ -245,5 +245,6 @@ def test_ctrl_c_twice_in_the_example() -> None:
             process.wait(0.005)
         process.send_signal(INT)
         _, errors = process.communicate(timeout=HANG_SECS)
-    assert all(line.startswith("cancelling ") or "SIGINT received" in line for line in errors.splitlines()), errors
+    expected = ("cancelling ", "SIGINT received", "has been blocked")  # the last one on a busy machine
+    assert all(any(text in line for text in expected) for line in errors.splitlines()), errors
     assert process.returncode in (130, -2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.support.nats_servers import request_api
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
-from tests.support.waiting import parked_wait, ticks, until_true
+from tests.support.waiting import HANG_SECS, parked_wait, ticks, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -44,7 +45,7 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serve
 def store_of(server: Server, port: int | None = None, **options: Any) -> SharedStepStore:
     """Return a store with short times."""
     url = server.url.replace(str(server.port), str(port or server.port))
-    store = open_step_store(url, **{"run": "r", "heartbeat": 0.5, "lease_secs": 5.0, **options})
+    store = open_step_store(url, **{"run": "r", "heartbeat": 0.5, "lease_secs": HANG_SECS, **options})
     assert isinstance(store, SharedStepStore)
     return store
 
@@ -79,7 +80,9 @@ async def test_contract_without_its_data(own_server: Server, check: str, lose: C
     """The checks of a step store for an engine that loses its data: with its process, or while its connections stay."""
     if lose is flush_all and own_server.kind == "nats":
         pytest.skip("only of Redis and Valkey")
-    await check_step_store(lambda run: store_of(own_server, run=run), check, lose_data=lambda: lose(own_server))
+    # What has left before the loss, its leases must end.
+    make = functools.partial(store_of, own_server, lease_secs=5.0)
+    await check_step_store(lambda run: make(run=run), check, lose_data=lambda: lose(own_server))
     await asyncio.to_thread(own_server.kill)
 
 

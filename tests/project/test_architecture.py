@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from tests.support.pictures import LAYERS
 from tests.support.source import PACKAGE, ROOT, Import, defined_names, imports, modules, python_files, tree
 from tests.support.versions import CORE, requirements
+from tests.support.waiting import HANG_SECS
 
 # In this order: each imports from those above it and from itself. docs/explanations/architecture.md says what is in each.
 PACKAGES = (
@@ -368,4 +369,4 @@ WHOLE_CORE = """
 def test_it_runs_on_the_standard_library_and_anyio(parts: tuple[str, ...]) -> None:
     """The stores without the session, and the whole core without any extra, import and work with anyio alone."""
     program = "".join(map(textwrap.dedent, (ONLY_CORE, *parts)))
-    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS)

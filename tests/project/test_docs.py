@@ -17,6 +17,7 @@ from tests.support.commands import ENVIRONMENT
 from tests.support.needs import program
 from tests.support.pages import Block, blocks, printed_blocks, python_blocks, run_blocks
 from tests.support.source import ROOT, own_functions, python_files, tree
+from tests.support.waiting import HANG_SECS
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # The maximum number of blocks, over all pages, that start with `# not run: reason`.
@@ -204,7 +205,7 @@ def test_pages_for_developers_name_files_that_exist(page: Path) -> None:
 def test_the_readme_has_one_command(heading: str, needs: str) -> None:
     """The sections "Run it" and "Test it" have one command each, with an environment of its own; CI runs both."""
     script = ROOT / ".ci" / "readme_command"
-    done = subprocess.run([sys.executable, script, heading], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, script, heading], capture_output=True, text=True, check=True, timeout=HANG_SECS)
     (command,) = done.stdout.splitlines()
     assert command.startswith("python3 -m venv ")
     assert "pip install" in command

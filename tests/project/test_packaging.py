@@ -18,6 +18,7 @@ from tests.support import smoke
 from tests.support.needs import need, program
 from tests.support.source import ROOT
 from tests.support.versions import LARGE, PROJECT, extra_of_the_day, floor_of, requirements
+from tests.support.waiting import HANG_SECS
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -74,7 +75,7 @@ def test_every_extra_has_a_program() -> None:
 def test_the_program_of_an_extra_runs(extra: str) -> None:
     """It does so here, with the newest versions; `.ci/packages` and the command above use others."""
     need(*(one.name for one in requirements()[extra]))
-    subprocess.run([sys.executable, smoke.__file__, extra], check=True, timeout=120, cwd=ROOT, env=None)
+    subprocess.run([sys.executable, smoke.__file__, extra], check=True, timeout=HANG_SECS, cwd=ROOT, env=None)
 
 
 # -- workflows

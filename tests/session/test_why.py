@@ -34,6 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of the sockets of a program that was started with AIOHOOKS_WHY=1."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("AIOHOOKS_WHY", "1")
+    monkeypatch.setattr("aiohooks._command_line.why._SECS", HANG_SECS)  # within which a process answers
     return tmp_path / "aiohooks"
 
 
@@ -102,8 +103,9 @@ async def test_a_session_says_why_it_waits() -> None:
     assert str(session.why()) != ""
 
 
-async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """By the id of the process, by the name of the run, and by that of another run; a pause is named, too."""
+    monkeypatch.setattr(why, "_ANSWER_SECS", HANG_SECS)  # for the loop, after which it counts as blocked
     store = ah.MemoryStepStore(run="digits")
     async with opened(global_step=store) as session:
         assert files(folder) == [f"{os.getpid()}.json", f"{os.getpid()}.sock"]

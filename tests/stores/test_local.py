@@ -23,7 +23,7 @@ from aiohooks.stores import open_step_store
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.processes import run_python
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.waiting import HANG_SECS, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -93,7 +93,7 @@ async def main():
 
 asyncio.run(main())
 """
-    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], timeout=60)
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], timeout=HANG_SECS)
     before = contents(tmp_path)
     async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
         found = await outside.inspect()

@@ -15,7 +15,7 @@ from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import parked, parked_wait, ticks
+from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks
 
 # --- leases
 
@@ -155,7 +155,7 @@ async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None
             takes.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await takes
-        async with b.lead(), asyncio.timeout(5):
+        async with b.lead(), asyncio.timeout(HANG_SECS):
             with pytest.raises(ah.errors.InvalidArgumentError, match="leads already"):
                 async with b.lead():
                     pass

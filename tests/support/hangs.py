@@ -174,7 +174,7 @@ async def waits_for_step(url: str) -> None:
 async def publishes(url: str) -> None:
     """A chief makes a few steps, and then waits for what never comes."""
     async with (
-        ah.open_step_store(url, run="digits") as store,
+        ah.open_step_store(url, run="digits", **({} if url.startswith("local:") else {"lease_secs": 3600.0})) as store,
         ah.AsyncMonitoredSession(train_step, global_step=store, name="trainer") as session,
     ):
         for _ in range(3):

@@ -17,7 +17,7 @@ from aiohooks.version_gate import Ticket, VersionGate
 from tests.project.test_architecture import NO_FRONT_DOOR, ONLY_CORE
 from tests.support.source import ROOT
 from tests.support.version_gates import admit_items, admit_one, cancel_tasks, start_waiting
-from tests.support.waiting import ticks
+from tests.support.waiting import HANG_SECS, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -135,7 +135,7 @@ ALONE = """
 def test_it_works_alone() -> None:
     """The gate imports and works without the session, with the standard library and anyio only."""
     program = "".join(map(textwrap.dedent, (ONLY_CORE, NO_FRONT_DOOR, ALONE)))
-    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=ROOT, check=True, timeout=HANG_SECS)
 
 
 async def test_statistics_of_lags_and_waits(clock: ManualClock) -> None:

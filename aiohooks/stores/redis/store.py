@@ -153,17 +153,28 @@ class RedisEngine(Engine):
     async def connect(self) -> Snapshot:
         await self._open_connection()
         assert self._reads is not None
-        # A user without the right to read is refused now, not at the first wait.
-        try:
-            await self._execute(self._reads, "XREAD", "STREAMS", self._keys.positions, "$", within=self._answer_timeout)
-        except StoreRefusedError:
-            if await self._is_sentinel(self._reads):
-                raise StoreRefusedError(f"redis at {self._address}: {SENTINEL}") from None
-            raise
-        # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
-        self._run = await self._recovered_run(await self._read_state())
+        with self._ends_if_moved():
+            # A user without the right to read is refused now, not at the first wait.
+            try:
+                await self._execute(self._reads, "XREAD", "STREAMS", self._keys.positions, "$", within=self._answer_timeout)
+            except StoreRefusedError:
+                if await self._is_sentinel(self._reads):
+                    raise StoreRefusedError(f"redis at {self._address}: {SENTINEL}") from None
+                raise
+            # Nothing after this snapshot is missed: a blocking read from a given id also returns earlier entries beyond it.
+            self._run = await self._recovered_run(await self._read_state())
         self._observe_recent(self._run.state.position, self._run.recent)
         return self._run.state.snapshot(self._run.run_id)
+
+    @contextlib.contextmanager
+    def _ends_if_moved(self) -> Generator[None]:
+        """End all calls and waits where the server says, to a store that has been open, that the run is on another node."""
+        try:
+            yield
+        except StoreRefusedError as error:
+            if self._run.run_id and is_moved(error):
+                self.link.fail(error)
+            raise
 
     async def _recovered_run(self, found: _script.FoundRun) -> _script.FoundRun:
         """Give the server what this process knows of a run that it has lost since, or a part of it; make one if there is none."""
@@ -226,11 +237,8 @@ class RedisEngine(Engine):
             self._read_count += 1
             after = _script.read_after(self.link.latest, threshold), self._run.last_change, self._last_wake
             try:
-                reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
-            except StoreRefusedError as error:
-                if is_moved(error):
-                    self.link.fail(error)
-                raise
+                with self._ends_if_moved():
+                    reply = await self._execute(connection, *blocking_read, *after, within=secs + _GRACE_SECS)
             finally:
                 self._blocked_for = None
             refresh = not reply

@@ -22,6 +22,7 @@ from unittest import mock
 
 from aiohooks.testing import always, choose, exploration, explore, may_happen
 from aiohooks.testing._schedule_loop import NumberedTask
+from tests.support.waiting import HANG_SECS
 
 NOT_CANCELLED = "~"
 """Prefix of the labels and user's tasks on which others wait; they are not cancelled by themselves."""
@@ -311,7 +312,7 @@ async def explored(name: str, program: Program, **options: Any) -> Result:
         return Result(name, 0, 0, 0, 0, f"{name}: {error}")
     problem = f"{len(_files()) - len(files)} more file descriptors" if len(_files()) > len(files) else ""
     for one in set(threading.enumerate()) - threads:
-        one.join(1)  # the watch of a loop ends a moment after the last session
+        one.join(HANG_SECS)  # the watch of a loop ends a moment after the last session
         problem = f"thread {one.name!r} is left" if one.is_alive() else problem
     happened = done.disturbances
     events = sum(count for kind, count in happened.items() if kind.startswith("event"))
