@@ -149,7 +149,7 @@ async def test_an_answer_that_takes_too_long(
 
     monkeypatch.setattr(why, "process_graph", late)
     # The time is over when the first part of the answer has come.
-    clock = types.SimpleNamespace(monotonic=iter((0.0, 0.0, 2 * HANG_SECS)).__next__)
+    clock = types.SimpleNamespace(monotonic=iter((0.0, 2 * HANG_SECS)).__next__)
     monkeypatch.setattr("aiohooks._command_line.why.time", clock)
     monkeypatch.setattr("aiohooks._command_line.why._SECS", HANG_SECS)
     async with opened():
