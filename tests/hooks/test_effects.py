@@ -821,6 +821,7 @@ async def program(folder: Path) -> None:
 _executions = itertools.count()
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 async def test_whatever_happens_kept_steps_have_their_effects() -> None:
     """In any order of tasks, with failures, cancels, stops and kills: no undone step has an effect, and the last life has all."""
     explored = await explore(program, seeds=60)
@@ -828,6 +829,7 @@ async def test_whatever_happens_kept_steps_have_their_effects() -> None:
     assert explored.disturbances["failure"] > 0
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_the_exploration_finds_an_effect_of_an_undone_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is delivered at the commit, though the step may be made again."""
     take = ah.EffectsHook.take

@@ -17,7 +17,8 @@ from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 from tests.fuzz.explored.scenarios import SCENARIOS
 from tests.fuzz.random_programs.programs import ERRORS, Program, draw
 
-pytestmark = pytest.mark.every_python
+# What is explored has a loop of its own; that of the test stands still meanwhile.
+pytestmark = [pytest.mark.every_python, pytest.mark.asyncio(loop_factories=["asyncio"])]
 
 SEEDS = 10
 

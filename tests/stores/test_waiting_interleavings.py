@@ -14,6 +14,8 @@ from aiohooks.stores.publishers import OwnWaits
 from aiohooks.testing import ExplorationError, explore
 from tests.fuzz.explored.store_waits import CROWD, SMALL, run
 
+pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
+
 
 @pytest.mark.parametrize("name", SMALL)
 async def test_small_scenarios_hold_in_every_order(name: str) -> None:
