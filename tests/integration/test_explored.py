@@ -17,8 +17,8 @@ from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 from tests.fuzz.explored.scenarios import SCENARIOS
 from tests.fuzz.random_programs.programs import ERRORS, Program, draw
 
-# What is explored has a loop of its own; that of the test stands still meanwhile.
-pytestmark = [pytest.mark.every_python, pytest.mark.asyncio(loop_factories=["asyncio"])]
+pytestmark = pytest.mark.every_python
+one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 
 SEEDS = 10
 
@@ -39,12 +39,14 @@ def test_there_are_as_many_programs_as_it_says() -> None:
     assert len(PLACES) == 9
 
 
+@one_loop
 @pytest.mark.parametrize("scenario", SOUND, ids=lambda scenario: scenario.name)
 async def test_sound_code_passes(scenario: SessionScenario) -> None:
     """Nothing is found in small coroutines that treat cancellation as they should, in any place on this Python."""
     assert not (await explored(scenario.name, in_a_place(scenario), seeds=300)).problem
 
 
+@one_loop
 @pytest.mark.parametrize("name", BUGS)
 async def test_an_injected_bug_is_found(name: str) -> None:
     """Each injected bug is found, as the kind of violation that it is."""
@@ -52,6 +54,7 @@ async def test_an_injected_bug_is_found(name: str) -> None:
     assert bug.finding in await finding(bug.program, bug.finding, seeds=60)
 
 
+@one_loop
 async def test_random_programs_have_all_kinds_of_actions() -> None:
     """Five hundred of them have each action, each kind of error and each attribute of a hook."""
     drawn: list[Program] = []
