@@ -600,10 +600,8 @@ async def test_without_checkpoints_it_is_refused(directory: bool, tmp_path: Path
 
 async def test_invalid_arguments() -> None:
     """Each is refused with its value."""
-    with pytest.raises(
-        InvalidHookError, match="the handler of 'publish' is <built-in function print>; give a coroutine function"
-    ):
-        ah.EffectsHook({"publish": print})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
+    with pytest.raises(InvalidHookError, match="the handler of 'publish' is <built-in function len>; give a coroutine function"):
+        ah.EffectsHook({"publish": len})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
     with pytest.raises(InvalidHookError, match=r"of 'publish' cannot be called with one argument, the Effect: missing .* 'clock"):
         ah.EffectsHook({"publish": later_than})  # type: ignore[dict-item] # pyright: ignore[reportArgumentType]
     effects(publish=blocked, max_pending=1, max_attempts=1, drain_secs=0)  # the least

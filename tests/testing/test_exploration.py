@@ -503,7 +503,7 @@ async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"program": print}, "program is <built-in function print>; give a coroutine function, with one argument at most"),
+        ({"program": len}, "program is <built-in function len>; give a coroutine function, with one argument at most"),
         ({"seeds": 0}, "seeds is 0"),
         ({"seeds": [0.5]}, "a seed is 0.5"),
         ({"exhaust": 0}, "exhaust is 0"),
