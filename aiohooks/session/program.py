@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
@@ -49,16 +48,17 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
 def _note_waits(runner: asyncio.Runner) -> list[str]:
     """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised does not say it."""
     waits: list[str] = []
+    interrupt: Any = getattr(runner, "_on_sigint", None)  # which `run` gives to the signal
 
-    def on_sigint(self: Any, signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
-        if not waits and asyncio.current_task(self.get_loop()) is None:  # the loop is idle
+    def on_sigint(signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
+        if not waits and asyncio.current_task(runner.get_loop()) is None:  # the loop is idle
             from aiohooks._why.builder import why  # seldom needed
 
             waits.append(why(Awaited("task", "main", key=main_task)))
-        asyncio.Runner._on_sigint(self, signum, frame, main_task)  # type: ignore[attr-defined]  # pyright: ignore
+        interrupt(signum, frame, main_task)
 
-    if hasattr(runner, "_on_sigint"):  # which `run` gives to the signal, as a method of the runner
-        cast("Any", runner)._on_sigint = types.MethodType(on_sigint, runner)
+    if interrupt is not None:
+        cast("Any", runner)._on_sigint = on_sigint
     return waits
 
 
