@@ -9,7 +9,7 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard, cast
 
 from aiohooks.errors import InvalidArgumentError, safe_repr
@@ -128,6 +128,16 @@ def is_coroutine_function(fn: object) -> bool:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def call_error(fn: Callable[..., Any], *arguments: object) -> TypeError | None:
+    """Return the error of a call with so many arguments; None if it fits, or if the function is in C and has no signature."""
+    with contextlib.suppress(ValueError):
+        try:
+            inspect.signature(fn).bind(*arguments)
+        except TypeError as error:
+            return error.with_traceback(None)  # whose frames would hold the caller, which holds the error
+    return None
 
 
 def checked_path(path: object, name: str) -> str:

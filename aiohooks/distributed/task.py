@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import os
 import secrets
@@ -19,6 +18,7 @@ from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._aio.waits import Backoff
 from aiohooks._validate import (
+    call_error,
     check_callable,
     check_checkpoint_dir,
     check_instance,
@@ -134,9 +134,7 @@ def make_spec(
     if not is_coroutine_function(main):
         raise InvalidArgumentError(f"main is {main!r}; give a coroutine function (`async def`) that takes the Task")
     check_instance(args, tuple, "args")
-    try:
-        inspect.signature(cast("Any", main)).bind(None, *cast("Any", args))
-    except TypeError as error:
+    if (error := call_error(cast("Any", main), None, *cast("Any", args))) is not None:
         given = f"the Task and the arguments {args!r}" if args else "the Task"
         raise InvalidArgumentError(f"main is {main!r}, which is called with {given}: {error}") from error
     num_workers = checked_int(num_workers, "num_workers", expected="a whole number, 0 for none")

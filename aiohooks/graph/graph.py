@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypedDict, 
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.contexts import RunScope, current_scope
-from aiohooks._validate import check_callable, checked_int, is_coroutine_function
+from aiohooks._validate import call_error, check_callable, checked_int, is_coroutine_function
 from aiohooks.errors import FetchError, GraphError, GraphFinalizedError, InvalidArgumentError, did_you_mean
 
 if TYPE_CHECKING:
@@ -481,10 +481,6 @@ def _given_inputs(graph: Graph, fn: Callable[..., Any], inputs: object, name: st
         if not isinstance(key, str):
             raise GraphError(f"operation {name!r} has the input {one!r}; give a node of this graph, or its name")
         names.append(key)
-    try:
-        inspect.signature(fn).bind(*names)
-    except ValueError:  # written in C, without a signature
-        pass
-    except TypeError as error:
-        raise GraphError(f"operation {name!r}: {fn!r} does not take the inputs ({', '.join(names)}): {error}") from None
+    if (error := call_error(fn, *names)) is not None:
+        raise GraphError(f"operation {name!r}: {fn!r} does not take the inputs ({', '.join(names)}): {error}")
     return names

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import inspect
 import logging
 import math
 import os
@@ -26,7 +25,15 @@ from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.waits import Backoff, WaitLog
 from aiohooks._diagnostics import Awaited, Waiting, secs_text
-from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_coroutine_function
+from aiohooks._validate import (
+    call_error,
+    check_choice,
+    check_instance,
+    check_mapping,
+    check_secs,
+    checked_int,
+    is_coroutine_function,
+)
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, StopRequestedError, add_note, printable, safe_repr
@@ -93,15 +100,11 @@ class EffectsHook(SessionRunHook, Waiting):
                     f"the handler of {kind!r} is {handler!r}; give a coroutine function (`async def`), and let it call what "
                     "blocks with `await asyncio.to_thread(...)`"
                 )
-            try:
-                inspect.signature(handler).bind(None)
-            except TypeError as error:
+            if (error := call_error(handler, None)) is not None:
                 raise InvalidHookError(
                     f"the handler of {kind!r} cannot be called with one argument, the Effect: {error}; write it as "
                     "`async def handler(effect):`"
-                ) from None
-            except ValueError:
-                pass  # it has no signature
+                )
         if not handlers:
             raise InvalidArgumentError("handlers is empty; give {kind: coroutine function}")
         check_choice(when, "when", "checkpoint", "commit")

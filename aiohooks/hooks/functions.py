@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Never
 
 from aiohooks._aio.clock import Clock, current_clock
-from aiohooks._validate import check_callable, check_instance, check_mapping, is_coroutine_function
+from aiohooks._validate import call_error, check_callable, check_instance, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, next_feed, safe_repr
 from aiohooks.graph.session import Session
@@ -198,17 +198,10 @@ def _no_such_method(name: str) -> InvalidHookError:
 
 def _check_function(method: str, fn: Function) -> None:
     check_callable(fn, method)
-    try:
-        signature = inspect.signature(fn)
-    except ValueError:  # written in C, without a signature
-        return
     parameters = _PARAMETERS[method]
-    try:
-        signature.bind(*parameters)
-    except TypeError as error:
-        raise InvalidHookError(
-            f"{method} is {fn!r}, which takes {signature} and is called with ({', '.join(parameters)}): {error}"
-        ) from None
+    if (error := call_error(fn, *parameters)) is not None:
+        takes = inspect.signature(fn)
+        raise InvalidHookError(f"{method} is {fn!r}, which takes {takes} and is called with ({', '.join(parameters)}): {error}")
 
 
 def _as_coroutine_function(fn: Function) -> Function:

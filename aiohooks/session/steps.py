@@ -11,7 +11,7 @@ from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import current_clock
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Overlap
-from aiohooks._validate import check_callable
+from aiohooks._validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
@@ -79,15 +79,11 @@ class StepContext:
 async def call_step_fn(fn: StepFn[T], context: StepContext) -> T:
     """Call a step function."""
     check_callable(fn, "the step function")
-    try:
-        inspect.signature(fn).bind(context)
-    except TypeError as error:
+    if (error := call_error(fn, context)) is not None:
         raise InvalidArgumentError(
             f"the step function {fn!r} cannot be called with one argument, the step context: {error}; "
             "write it as `async def step_fn(step_context):`"
-        ) from None
-    except ValueError:
-        pass  # it has no signature
+        )
     result = fn(context)
     if not inspect.isawaitable(result):  # pyright: ignore[reportUnnecessaryComparison]
         raise InvalidArgumentError(f"step function {fn!r} returned {result!r} and not an awaitable; write it as `async def`")
