@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
@@ -50,7 +51,7 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
     waits: list[str] = []
     interrupt: Any = getattr(runner, "_on_sigint", None)  # which `run` gives to the signal
 
-    def on_sigint(signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
+    def on_sigint(_: object, signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
         if not waits and asyncio.current_task(runner.get_loop()) is None:  # the loop is idle
             from aiohooks._why.builder import why  # seldom needed
 
@@ -58,7 +59,8 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
         interrupt(signum, frame, main_task)
 
     if interrupt is not None:
-        cast("Any", runner)._on_sigint = on_sigint
+        # A method as before: by it a session knows the handler of a runner from one of the program's own.
+        cast("Any", runner)._on_sigint = types.MethodType(on_sigint, runner)
     return waits
 
 

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -70,20 +70,11 @@ class Answers(Does):
         return [value]
 
 
-@contextlib.contextmanager
-def no_object_more(*, collect: bool) -> Iterator[None]:
-    """Check that there are no more objects after the block than before, with a collection at its end or without."""
-    with without_collections():
-        before = len(gc.get_objects())
-        yield
-        if collect:
-            gc.collect()
-        after = len(gc.get_objects())
-    assert after - before < CALLS  # one for each; a loop keeps some of the last calls
-
-
 async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors: tuple[type[BaseException], ...] = ()) -> None:
-    """Make the calls, the first ones uncounted."""
+    """Check that many calls leave no object, after a collection or without one; the first ones are uncounted.
+
+    A loop and its caches may grow once: what calls leave is left whenever they are made, so one of three rounds decides.
+    """
 
     async def once() -> None:
         with contextlib.suppress(*errors):
@@ -92,9 +83,18 @@ async def repeat(call: Callable[[], Awaitable[object]], *, collect: bool, errors
 
     for _ in range(5):
         await once()
-    with no_object_more(collect=collect):
-        for _ in range(CALLS):
-            await once()
+    left: list[int] = []
+    with without_collections():
+        for _ in range(3):
+            before = len(gc.get_objects())
+            for _ in range(CALLS):
+                await once()
+            if collect:
+                gc.collect()
+            left.append(len(gc.get_objects()) - before)
+            if left[-1] < CALLS // 10:
+                return
+    pytest.fail(f"{CALLS} calls leave so many objects, in each of three rounds: {left}")
 
 
 @pytest.mark.parametrize("work", [immediately, a_turn, a_future])

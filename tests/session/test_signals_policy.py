@@ -226,15 +226,16 @@ async def test_a_warning_names_the_replaced_handler(caplog: pytest.LogCaptureFix
 
 
 def test_no_warning_without_a_handler_of_the_programs_own(caplog: pytest.LogCaptureFixture) -> None:
-    """The handlers of the system, of Python and of asyncio's runner are there in every program."""
+    """The handlers of the system, of Python, of asyncio's runner and of `aiohooks.run` are there in every program."""
 
-    def main() -> Any:
-        return outcome(ah.AsyncMonitoredSession(double, handle_signals=True))
+    async def main() -> Any:
+        return await outcome(ah.AsyncMonitoredSession(double, handle_signals=True))
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for handler in (signal.SIG_DFL, signal.default_int_handler):
         signal.signal(signal.SIGINT, handler)
         asyncio.run(main())  # replaces Python's handler by its own
+        ah.run(main)  # and this one's says what the program waited for
         with contextlib.closing(asyncio.new_event_loop()) as loop:
             loop.run_until_complete(main())
     assert caplog.text == ""

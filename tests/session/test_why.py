@@ -35,6 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("AIOHOOKS_WHY", "1")
     monkeypatch.setattr("aiohooks._command_line.why._SECS", HANG_SECS)  # within which a process answers
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # as in a terminal: the `&` of a script has it ignored
     return tmp_path / "aiohooks"
 
 
