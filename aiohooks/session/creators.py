@@ -83,11 +83,11 @@ def restore_hooks(session: Session) -> None:
             level = logging.INFO if is_numbered(hook) else logging.WARNING
             _logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
     for name in sorted(states.keys() - hooks.keys()):
-        state: Any = states[name]
-        saver, is_outbox = session.saver, isinstance(state, dict) and {"pending", "resets"} <= {*state}
-        effects = states[name]["pending"] if is_outbox else ()  # which the next checkpoint would forget
-        lost = f" with {len(effects)} effects that were not delivered; add its EffectsHook again" if effects else ""
-        level = logging.WARNING if effects and saver is not None and not saver.read_only else logging.INFO
+        # What a hook has still to deliver: effects, records, metrics.
+        state, saver, lost, level = states[name], session.saver, "", logging.INFO
+        pending = len(states[name]["pending"]) if isinstance(state, dict) and isinstance(states[name].get("pending"), list) else 0
+        if pending and saver is not None and not saver.read_only:
+            lost, level = f", with {pending} pending entries, which the next checkpoint forgets; add it again", logging.WARNING
         _logger.log(level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost)
 
 
