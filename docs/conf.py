@@ -1,6 +1,7 @@
-"""Configuration of Sphinx for the site; `python -m tests.support.site FOLDER` writes the sources and runs it.
+"""Configuration of Sphinx; `python -m tests.support.site FOLDER` writes the sources and runs it.
 
-Every public object has one entry, at its public path. A name in backticks, in a docstring or on a page, links to its entry.
+Every public object has one entry, at its public path. A name in backticks, in a docstring or on a
+page, links to its entry.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from sphinx.application import Sphinx
 from sphinx.util.nodes import make_refnode
 
 import aiohooks
-from tests.support.site import DESCRIPTION, REPOSITORY, SITE, entries, is_constructor_hidden, public_bases
+from tests.support.site import (
+    DESCRIPTION,
+    REPOSITORY,
+    SITE,
+    entries,
+    is_constructor_hidden,
+    public_bases,
+)
 from tests.support.source import ROOT, defined_names, modules
 from tests.support.stand_ins import stand_ins
 
@@ -29,8 +37,20 @@ author = "The aiohooks authors"
 copyright = author
 version = release = aiohooks.__version__
 extensions = [
-    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.intersphinx", "sphinx.ext.linkcode"),
-    *("sphinx_copybutton", "sphinx_design", "sphinx_sitemap", "sphinxext.opengraph", "notfound.extension"),
+    *(
+        "myst_parser",
+        "sphinx.ext.autodoc",
+        "sphinx.ext.napoleon",
+        "sphinx.ext.intersphinx",
+        "sphinx.ext.linkcode",
+    ),
+    *(
+        "sphinx_copybutton",
+        "sphinx_design",
+        "sphinx_sitemap",
+        "sphinxext.opengraph",
+        "notfound.extension",
+    ),
 ]
 
 myst_heading_anchors = 6
@@ -65,8 +85,14 @@ html_static_path = ["static"]
 html_css_files, html_js_files = ["site.css"], ["site.js"]
 html_search_scorer = str(ROOT / "docs" / "static" / "scorer.js")
 html_theme_options = {
-    **{"source_repository": f"{REPOSITORY}/", "source_branch": "main", "source_directory": "docs/"},
-    "footer_icons": [{"name": "The repository", "url": REPOSITORY, "html": "GitHub", "class": ""}],
+    **{
+        "source_repository": f"{REPOSITORY}/",
+        "source_branch": "main",
+        "source_directory": "docs/",
+    },
+    "footer_icons": [
+        {"name": "The repository", "url": REPOSITORY, "html": "GitHub", "class": ""}
+    ],
 }
 sitemap_url_scheme = "{link}"
 sitemap_show_lastmod = False
@@ -76,8 +102,13 @@ ogp_enable_meta_description = True
 ogp_social_cards = {"enable": False}
 notfound_urls_prefix = "/aiohooks/"
 copybutton_exclude = ".linenos, .gp, .go"
-copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # what is printed is read, and not copied
-pygments_style, pygments_dark_style = "a11y-light", "a11y-dark"  # all of whose colors have enough contrast
+copybutton_selector = (
+    "div:not(.highlight-text) > div.highlight > pre"  # what is printed is read, and not copied
+)
+pygments_style, pygments_dark_style = (
+    "a11y-light",
+    "a11y-dark",
+)  # all of whose colors have enough contrast
 html_show_sphinx = False
 
 
@@ -87,7 +118,9 @@ def setup(app: Sphinx) -> None:
     stood_in.enter_context(stand_ins())  # autodoc imports the adapters, too
     app.connect("build-finished", lambda app, error: stood_in.close())
     name_defining_modules()
-    app.connect("autodoc-process-docstring", mark_code, priority=400)  # before the sections of Google's form are read
+    app.connect(
+        "autodoc-process-docstring", mark_code, priority=400
+    )  # before the sections of Google's form are read
     app.connect("autodoc-process-docstring", keep_attribute, priority=600)  # ... and after it
     app.connect("autodoc-process-signature", hide_constructor)
     app.connect("autodoc-process-signature", show_constants)
@@ -95,7 +128,9 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", skip_member)
     app.connect("doctree-read", refer_to_names)
     app.connect("doctree-resolved", let_names_break)
-    app.connect("html-page-context", describe_first_page, priority=400)  # before opengraph describes pages that lack it
+    app.connect(
+        "html-page-context", describe_first_page, priority=400
+    )  # before opengraph describes pages that lack it
     app.connect("html-page-context", fold_navigation, priority=900)  # after furo has made it
     app.connect("missing-reference", resolve_name)
 
@@ -104,19 +139,23 @@ def setup(app: Sphinx) -> None:
 
 
 def name_defining_modules() -> None:
-    """Set the module of each public class to the one of its source: there autodoc finds the docstrings of attributes."""
+    """Set each class's module to its source: there autodoc finds docstrings of attributes."""
     for package, things in entries().items():
         for thing in filter(inspect.isclass, things.values()):
             own = [module for module in modules() if module.startswith(package)]
-            thing.__module__ = next(module for module in (*own, *modules()) if thing.__name__ in defined_names(module))
+            thing.__module__ = next(
+                module for module in (*own, *modules()) if thing.__name__ in defined_names(module)
+            )
 
 
 docstrings: dict[str, list[str]] = {}
 """As they were before the sections of Google's form were read."""
 
 
-def mark_code(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Show indented text as it is if the paragraph above it ends in a colon and is no heading of a section."""
+def mark_code(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Show indented text as it is below a colon that ends no heading of a section."""
     docstrings[name] = lines[:]
     for number, (line, empty, below) in enumerate(zip(lines, lines[1:], lines[2:], strict=False)):
         deeper = len(below) - len(below.lstrip()) > len(line) - len(line.lstrip())
@@ -124,18 +163,28 @@ def mark_code(app: Sphinx, what: str, name: str, thing: object, options: object,
             lines[number] = f"{line}:"
 
 
-def keep_attribute(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
-    """Restore the text of an attribute: in Google's form the words before its first colon would be its type."""
+def keep_attribute(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
+    """Restore an attribute's text: Google's form takes what is before a colon for its type."""
     if what in ("attribute", "property"):
         lines[:] = docstrings[name]
 
 
 def show_constants(
-    app: Sphinx, what: str, name: str, thing: Any, options: object, signature: str | None, returns: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    thing: Any,
+    options: object,
+    signature: str | None,
+    returns: str | None,
 ) -> tuple[str, str | None] | None:
-    """Show the value of a default that is a constant, which the source names, and "..." for none at all."""
+    """Show the value of a default that is a constant, where the source has its name."""
     names = inspect.unwrap(thing).__globals__ if inspect.isfunction(thing) else {}
-    names = names or (vars(sys.modules[thing.__module__]) if signature and hasattr(thing, "__module__") else {})
+    names = names or (
+        vars(sys.modules[thing.__module__]) if signature and hasattr(thing, "__module__") else {}
+    )
 
     def value(match: re.Match[str]) -> str:
         return "..." if match[0] == "UNSET" else repr(names.get(match[0], match[0]))
@@ -144,57 +193,86 @@ def show_constants(
     return (shown, returns) if shown != signature and signature else None
 
 
-def show_public_bases(app: Sphinx, name: str, cls: type[Any], options: object, bases: list[type[Any]]) -> None:
+def show_public_bases(
+    app: Sphinx, name: str, cls: type[Any], options: object, bases: list[type[Any]]
+) -> None:
     """Name those bases that have an entry."""
     bases[:] = public_bases(cls)
 
 
 def hide_constructor(
-    app: Sphinx, what: str, name: str, thing: Any, options: object, signature: str | None, returns: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    thing: Any,
+    options: object,
+    signature: str | None,
+    returns: str | None,
 ) -> tuple[str, None] | None:
     """Show no parameters of what users do not make."""
     hidden = what in ("class", "exception") and is_constructor_hidden(thing)
     return ("", None) if hidden and signature else None
 
 
-def skip_member(app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: object) -> bool | None:
+def skip_member(
+    app: Sphinx, what: str, name: str, thing: Any, skip: bool, options: object
+) -> bool | None:
     """Leave out methods that say nothing else than those that they override."""
     text = thing.__doc__ or ""
-    return True if text.startswith("Alias for field number") or (inspect.isroutine(thing) and not text) else None
+    return (
+        True
+        if text.startswith("Alias for field number") or (inspect.isroutine(thing) and not text)
+        else None
+    )
 
 
 # -- links from names to entries
 
 
 def refer_to_names(app: Sphinx, doctree: nodes.document) -> None:
-    """Make a reference of each literal that may name a class or a member of one, once in each section."""
+    """Refer from each literal to the class or member that it may name, once in each section."""
     seen: set[tuple[int, str]] = set()
     for literal in list(doctree.findall(nodes.literal)):
         name = re.sub(r"^ah\.", "aiohooks.", literal.astext()).removesuffix("()")
         above: list[nodes.Node] = []
         while (node := above[-1].parent if above else literal.parent) is not None:
             above.append(node)
-        section = next((id(node) for node in above if isinstance(node, nodes.section | addnodes.desc)), 0)
-        linked = any(isinstance(node, nodes.reference | nodes.title | addnodes.pending_xref) for node in above)
-        if not linked and (section, name) not in seen and re.fullmatch(r"aiohooks\.[\w.]+|([a-z_]+\.)?[A-Z]\w+(\.\w+)?", name):
+        section = next(
+            (id(node) for node in above if isinstance(node, nodes.section | addnodes.desc)), 0
+        )
+        linked = any(
+            isinstance(node, nodes.reference | nodes.title | addnodes.pending_xref)
+            for node in above
+        )
+        if (
+            not linked
+            and (section, name) not in seen
+            and re.fullmatch(r"aiohooks\.[\w.]+|([a-z_]+\.)?[A-Z]\w+(\.\w+)?", name)
+        ):
             seen.add((section, name))
-            reference = addnodes.pending_xref("", refdomain="py", reftype="obj", reftarget=name, refdoc=app.env.docname)
+            reference = addnodes.pending_xref(
+                "", refdomain="py", reftype="obj", reftarget=name, refdoc=app.env.docname
+            )
             literal.replace_self(reference)
             reference += literal
 
 
-def resolve_name(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.TextElement) -> nodes.Node | None:
+def resolve_name(
+    app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.TextElement
+) -> nodes.Node | None:
     """Refer to the one object whose path ends in the name."""
     if node.get("refdomain") != "py":
         return None
-    # Without the aliases: a class that is imported from `aiohooks` is registered under the path of its definition, too.
+    # Without the aliases: a class is registered under the path of its definition, too.
     objects = {path: each for path, each in env.domains["py"].objects.items() if not each.aliased}
     name = node["reftarget"].removeprefix("aiohooks.").removesuffix("()")
     paths = endings(frozenset(objects)).get(name, set())
     if len(paths) != 1:
         return None
     (path,) = paths
-    return make_refnode(app.builder, node["refdoc"], objects[path].docname, objects[path].node_id, content, path)
+    return make_refnode(
+        app.builder, node["refdoc"], objects[path].docname, objects[path].node_id, content, path
+    )
 
 
 @functools.cache
@@ -223,7 +301,8 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
         return None
     if file is None or not os.path.realpath(file).startswith(str(ROOT)):
         return None
-    return f"{REPOSITORY}/blob/main/{os.path.relpath(os.path.realpath(file), ROOT)}#L{first}-L{first + len(lines) - 1}"
+    path = os.path.relpath(os.path.realpath(file), ROOT)
+    return f"{REPOSITORY}/blob/main/{path}#L{first}-L{first + len(lines) - 1}"
 
 
 def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
@@ -236,19 +315,26 @@ def let_names_break(app: Sphinx, doctree: nodes.document, page: str) -> None:
                     literal += [nodes.Text(part), nodes.raw("", "<wbr>", format="html")]
 
 
-def fold_navigation(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Fold each part of the navigation that the page is not in; on the first page only the start is open."""
+def fold_navigation(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Fold the navigation's parts that the page is not in; on the first page all but one."""
     before, *parts = re.split(
-        r'<p class="caption"[^>]*><span class="caption-text">(.*?)</span></p>', context["furo_navigation_tree"]
+        r'<p class="caption"[^>]*><span class="caption-text">(.*?)</span></p>',
+        context["furo_navigation_tree"],
     )
     folded = [before]
     for number, (caption, pages) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
         is_open = "current-page" in pages or (page == "index" and number == 0)
-        folded.append(f"<details{' open' * is_open}><summary>{caption}</summary>{pages}</details>")
+        folded.append(
+            f"<details{' open' * is_open}><summary>{caption}</summary>{pages}</details>"
+        )
     context["furo_navigation_tree"] = "".join(folded)
 
 
-def describe_first_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Describe the first page as the package index does, and not by its first words as the other pages."""
+def describe_first_page(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Describe the first page as the package index does, and not by its first words."""
     if page == "index":
         context["metatags"] += f'<meta name="description" content="{DESCRIPTION}" />'

@@ -154,17 +154,20 @@ def merged(reports: Sequence[Report], rows: Container[str]) -> list[Report]:
 
 def markdown(reports: Sequence[Report], compared: Sequence[str]) -> str:
     """Format a table of the figures, with a column for each report, and the times of the first."""
-    works = {(result.row, result.work): result for report in reports for result in report.results if result.missing is None}
+    works = dict.fromkeys((result.row, result.work) for report in reports for result in report.results if result.missing is None)
     cores = max(report.cores or 0 for report in reports)
     packages = {name: version for report in reports for name, version in report.packages.items()}
     versions = ", ".join(f"{name} {packages[name]}" for name in compared if name in packages)
     titles = [report.title for report in reports]
     figures = [["work: ours / theirs", "bar", *titles, f"us, {titles[0]}"]]
-    for (row, work), like in works.items():
+    for row, work in works:
         found = [_result(report, row, work) for report in reports]
-        figures.append([work, _bar(like).replace("<=", "≤ "), *map(_figure_cell, found), _times_cell(found[0])])
+        bars = [f"{result.bar:.3g}" for result in found if result is not None and result.bar is not None]
+        shown = ", ".join(bars if len(set(bars)) > 1 else bars[:1])
+        figures.append([work, shown and f"≤ {shown}", *map(_figure_cell, found), _times_cell(found[0])])
     measured = (
-        f"Measured on {cores} cores shared with other work; {versions}. **Bold** is above the bar; - was not measured there."
+        f"Measured on {cores} cores shared with other work; {versions}. **Bold** is above the bar, "
+        "of which some differ by column; - was not measured there."
     )
     return "\n\n".join([measured, "\n".join(_table(figures))])
 
