@@ -95,7 +95,8 @@ class HookTimingHook(SessionRunHook):
     Register the result of `watch`:
 
         timing = HookTimingHook()
-        async with AsyncMonitoredSession(step, hooks=timing.watch([MyHook(), OtherHook()])) as session: ...
+        hooks = timing.watch([MyHook(), OtherHook()])
+        async with AsyncMonitoredSession(step, hooks) as session: ...
 
     Hooks that are not watched cost no more than without it.
     """
