@@ -216,7 +216,7 @@ async def test_random_faults_of_the_store(service: Service, tmp_path: Path) -> N
                 service.fault = lambda method: None
                 assert await saver.flush_mirror(HANG_SECS)
             assert await restored(tmp_path / f"healed {life}") == step
-            if count >= 200:
+            if count >= 100:
                 break
     finally:
         service.fault = lambda method: None
