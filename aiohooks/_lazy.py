@@ -27,7 +27,8 @@ def lazy_names(
 
             near = [] if name.startswith("_") else difflib.get_close_matches(name, (*module_of, *packages), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+            # With its name, but no object, Python does not add a hint of its own.
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}", name=name)
         public = getattr(importlib.import_module(module_of[name]), name)
         if public.__module__.startswith(package):  # or it has the name of a shorter path already
             public.__module__ = package  # so that tracebacks and docs name `aiohooks.Graph`

@@ -65,8 +65,9 @@ def check_instance(value: object, kind: type[Any], what: str, *, optional: bool 
     if not isinstance(value, kind) and not (optional and value is None):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         or_nothing = ", or leave it out" if optional else ""
-        if kind.__name__ == "Every" and is_finite(value):
-            or_nothing = f": Every(steps={value}) or Every(secs={value}){or_nothing}"
+        if kind.__name__ == "Every":
+            number = value if is_finite(value) else "..."
+            or_nothing = f": Every(steps={number}) or Every(secs={number}){or_nothing}"
         raise InvalidArgumentError(f"{what} is {safe_repr(value)}; give {article} {kind.__name__}{or_nothing}")
 
 

@@ -277,7 +277,7 @@ class Lifecycle:
             InvalidHookError: a method has another kind of function or another signature; or its name is nearly that of one.
         """
         if isinstance(hook, (types.FunctionType, types.MethodType)):
-            raise InvalidHookError(f"{hook!r} is a function; add it to a HookGroup with `on`, or give a hook with methods")
+            raise InvalidHookError(f"{hook!r} is a function; give it to compose_functions, or add it to a HookGroup with `on`")
         points = self.implemented(hook)
         for each in points:
             method = getattr(hook, each.name)

@@ -242,7 +242,10 @@ class Plan:
             try:
                 needed = self._graph.node(name)
             except FetchError as error:
-                raise FetchError(f"operation {node.name!r} has an input that cannot be found: {error}") from None
+                raise FetchError(
+                    f"operation {node.name!r} has an input that cannot be found: {error}; "
+                    f"graph.placeholder({name!r}) adds what is fed"
+                ) from None
             slot = self._visit(needed)
             if name in node.keyword_only or len(positional) < place:  # behind one that was omitted, none is passed by position
                 named[name] = slot
@@ -272,7 +275,8 @@ class Plan:
         variables = {variable.name for variable in self._graph.variables}
         if name not in variables:
             raise GraphError(
-                f"operation {node.name!r} changes {name!r}, which is not a variable; {did_you_mean(name, variables)}"
+                f"operation {node.name!r} changes {name!r}, which is not a variable; {did_you_mean(name, variables)}; "
+                f"graph.variable({name!r}, ...) adds one"
             )
         other = self._claims.setdefault(name, node)
         if other is not node and (other.updates or node.updates):

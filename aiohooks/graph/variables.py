@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohooks._aio.clock import current_clock, wake
 from aiohooks._aio.waits import wait_for_others
 from aiohooks._validate import check_mapping, check_secs
-from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, did_you_mean
+from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, add_note, did_you_mean
 
 
 class Values:
@@ -84,7 +84,16 @@ class Values:
         """
         values: dict[str, Any] = {}
         for name, place, adds in changes:
-            values[name] = values.get(name, self.by_name[name]) + results[place] if adds else results[place]
+            if not adds:
+                values[name] = results[place]
+                continue
+            old, new = values.get(name, self.by_name[name]), results[place]
+            try:
+                values[name] = old + new
+            except Exception as error:
+                kinds = f"a value of type {type(new).__name__} was to be added to variable {name!r} of type {type(old).__name__}"
+                add_note(error, f"{kinds}; return from the operation what can be added")
+                raise
         return values
 
     def put(self, values: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any, NamedTuple, cast
 
 from aiohooks._aio.clock import current_clock
@@ -388,6 +389,8 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
             packages = [base.__module__.partition(".")[0] for base in type(hook).__mro__]
             adapter = next((f"{_ADAPTERS[one]} of aiohooks.adapters.{one}" for one in packages if one in _ADAPTERS), None)
             advice = "derive it from SessionRunHook, or wrap an object with plain methods in BlockingHook"
+            if isinstance(hook, FunctionType):
+                advice = 'make a hook of it with @hook("after_run")'
             advice = advice if adapter is None else f"give it to {adapter}"
             kind = cast("Any", type(hook))
             has_address = kind.__repr__ is object.__repr__  # and says no more

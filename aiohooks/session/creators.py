@@ -448,4 +448,6 @@ def graph_of(source: object, wanted: str = "a Graph") -> Graph:
         return source
     if callable(source) and not isinstance(source, type):
         return graph_of_step(source)
+    if isinstance(source, type):
+        raise InvalidArgumentError(f"the class {source.__name__} cannot be run; give an object of it: {source.__name__}(...)")
     raise InvalidArgumentError(f"{source!r} cannot be run; give {wanted} or an `async def` that is the step")

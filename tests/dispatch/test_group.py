@@ -228,6 +228,10 @@ async def test_functions_are_hooks() -> None:
     assert repr(group) == "<HookGroup AgentHooks: first>"
     with refused(ah.errors.InvalidArgumentError, "on_tool_begin is not a method of AgentHooks"):
         group.on(on_tool_begin, first)  # type: ignore[arg-type]
+    undecorated: list[Any] = [on_tool_begin, of_the_same_name()]
+    for fn in undecorated:
+        with refused(ah.errors.InvalidArgumentError, f"{fn.__name__}", "is not a method of AgentHooks"):
+            group.on(fn)  # a decorator without a method: what it returned would be no hook
     with refused(ah.errors.InvalidArgumentError, "'on_tool_start' is given for a method", "AgentHooks.before_model"):
         group.on("on_tool_start", first)  # type: ignore[call-overload]
     with refused(ah.errors.InvalidHookError, "without_arguments.on_tool_start()", "cannot take the call", "too many"):
@@ -235,6 +239,12 @@ async def test_functions_are_hooks() -> None:
 
 
 async def on_tool_begin(call: str) -> None: ...
+
+
+def of_the_same_name() -> Any:
+    async def on_tool_start(call: str) -> None: ...
+
+    return on_tool_start
 
 
 def without_arguments() -> None: ...

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.errors import notes_of
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph
 from tests.support.waiting import HANG_SECS, forever, parked, ticks, until_true
@@ -81,8 +82,12 @@ async def test_a_commit_that_fails_changes_nothing(add: Any, step: int, error: t
     graph.operation(name="more", adds_to="other")(lambda: 1)
     graph.train_op(name="train", adds_to="number")(lambda: add)
     session = ah.Session(graph, global_step=ah.MemoryStepStore(step))
-    with pytest.raises(error, match=r"unsupported operand|would lead to step"):
+    with pytest.raises(error, match=r"unsupported operand|would lead to step") as caught:
         await session.run(["more", "train"])
+    if error is TypeError:
+        assert notes_of(caught.value)[0].startswith(
+            "a value of type str was to be added to variable 'number' of type int; return"
+        )
     assert session.variables.snapshot() == {"number": 1, "other": 1}
     assert session.global_step.latest.step == step
 

@@ -7,6 +7,7 @@ import inspect
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -435,9 +436,11 @@ def test_names_are_imported_when_they_are_used(statement: str, unwanted: set[str
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """A name that does not exist is reported like that of any module."""
-    with pytest.raises(AttributeError, match="module 'aiohooks' has no attribute 'Grph'"):
+    """A name that does not exist is reported like that of any module, with one hint."""
+    with pytest.raises(AttributeError, match="module 'aiohooks' has no attribute 'Grph'") as caught:
         _ = ah.Grph  # type: ignore[attr-defined]  # pyright: ignore[reportUnknownVariableType, reportAttributeAccessIssue]
+    shown = "".join(traceback.TracebackException.from_exception(caught.value).format_exception_only())
+    assert shown == "AttributeError: module 'aiohooks' has no attribute 'Grph'; did you mean 'Graph'?\n"
 
 
 @pytest.mark.parametrize("path", [path for path, text in SIGNATURES.items() if text is not None])
