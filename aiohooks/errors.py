@@ -14,11 +14,11 @@
      ├─ RecoveryExhaustedError              the session was used after recovery gave up
      ├─ FeedsLostError                      a recovery has undone steps whose feeds do not come again
      ├─ SessionClosedError (RuntimeError)   the session is not open
-     ├─ NestedRunError (RuntimeError)       `run`, `aclose` or `join` was called from inside what it waits for
+     ├─ NestedRunError (RuntimeError)       `run`, `aclose` or `join` was called in what it waits for
      ├─ WrongLoopError (RuntimeError)       used from another event loop or thread
      ├─ NotReadyError (RuntimeError)        initialisation left something missing
      ├─ SessionNotReadyError (TimeoutError) a worker waited too long for the chief
-     ├─ UnsupportedSystemError (RuntimeError) the operating system lacks what a part of the library needs
+     ├─ UnsupportedSystemError (RuntimeError) the system lacks what a part of the library needs
      ├─ InvalidArgumentError (ValueError)   an argument is invalid
      ├─ InvalidHookError (TypeError)        not a hook, or not a coroutine where one is needed
      ├─ HookCancelledError                  a hook was cancelled by other code

@@ -2,7 +2,8 @@
 
 Usage: python examples/effects.py RECEIVER FOLDER [URL] [--steps 20] [--pause 0.05]
 
-RECEIVER is one of these. Kill the program at any moment, start it again, and look what the receiver has:
+RECEIVER is one of these; webhook needs httpx, redis and nats need the extra of that name. Kill the program at any moment,
+start it again, and look what the receiver has:
     database   a row for each step, in an SQLite file in FOLDER: exactly once, as the key of the effect is the table's
     webhook    a POST to URL for each step, with the header Idempotency-Key: at least once, with the same key
     weights    steps published in the step store of URL, such as local:///tmp/versions, only when their checkpoint is durable
@@ -196,10 +197,12 @@ async def main(receiver: str, folder: Path, url: str, steps: int, pause: float) 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("receiver", choices=RECEIVERS)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("url", nargs="?", default="")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=0.05)
+    parser.add_argument("folder", type=Path, help="checkpoints, and the file of the database")
+    parser.add_argument("url", nargs="?", default="", help="of all receivers but the database")
+    parser.add_argument("--steps", type=int, default=20, help="the last step (20)")
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds of each step (0.05)")
     options = parser.parse_args()
+    if not options.url and options.receiver != "database":
+        parser.error(f"{options.receiver} needs a URL")
     options.folder.mkdir(parents=True, exist_ok=True)
     ah.run(main, options.receiver, options.folder, options.url, options.steps, options.pause)

@@ -1,6 +1,6 @@
 """Two hooks of an agent share a budget, and lose an update where their calls overlap in one order: exploration finds it.
 
-python examples/explore_hooks.py
+Usage: python examples/explore_hooks.py
 """
 
 import asyncio

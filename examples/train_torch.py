@@ -5,6 +5,8 @@ training, and with --checkpoint-dir a checkpoint is written beside it. Training 
 no better, and ends with the best weights. A run that was killed and started again ends with exactly the weights of one that was
 not: the checkpoint has the network, its optimizer and scheduler, the place in the data, the best weights so far and the state of
 all random generators.
+
+Usage: pip install '.[examples,torch]', then python examples/train_torch.py
 """
 
 import argparse

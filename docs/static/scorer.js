@@ -13,8 +13,9 @@ var Scorer = {
   score: ([page, title, , , score]) => {
     const query = new URLSearchParams(location.search).get("q") || "";
     const words = query.toLowerCase().match(/\w{3,}/g) || [];
-    const inTitle = words.filter((word) => new RegExp(`\\b${word.slice(0, 5)}`, "i").test(title));
-    const isReference = page.startsWith("reference/");
+    const isReference = page.startsWith("reference/"); // where a part of a name, as in `retry_now`, says little
+    const inTitle = words.filter((word) =>
+      new RegExp(isReference ? `\\b${word}\\b` : `\\b${word.slice(0, 5)}`, "i").test(title));
     const isForDevelopers = /^(decisions|project|source)\//.test(page);
     return score + 6 * inTitle.length - 12 * isReference - 20 * isForDevelopers;
   },
