@@ -340,7 +340,8 @@ class Lifecycle:
         others = [name for name in sorted(names) if is_coroutine_function(getattr(hook, name))]
         for name in others:
             for known in self.points:
-                if _one_edit_apart(name, known):
+                is_another_word = len(known) <= 3 and name[0] != known[0]  # `send` is not a misspelt `end`
+                if not is_another_word and _one_edit_apart(name, known):
                     raise InvalidHookError(
                         f"{hook_name(hook)}.{name} is not a method of {self.kind.__name__} and would never be called; "
                         f"did you mean {known!r}? A helper's name begins with an underscore"

@@ -290,6 +290,21 @@ def test_a_name_that_is_one_edit_away_is_refused(name: str, is_refused: bool) ->
         ah.compose(Tools, [one])
 
 
+@pytest.mark.parametrize(("name", "is_refused"), [("send", False), ("and", False), ("ends", True), ("edn", True), ("en", True)])
+def test_a_short_name_with_another_first_letter_is_another_word(name: str, is_refused: bool) -> None:
+    """A hook that sends something has a `send` beside `end`; it is not misspelt."""
+
+    class Job:
+        async def end(self) -> None: ...
+
+    one = hook(**{name: no_arguments, "end": no_arguments})
+    if is_refused:
+        with refused(InvalidHookError, f"Observer.{name} is not a method of Job", "did you mean 'end'"):
+            ah.compose(Job, [one])
+    else:
+        ah.compose(Job, [one])
+
+
 @pytest.mark.parametrize(
     "make",
     [

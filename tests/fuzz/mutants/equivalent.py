@@ -18,7 +18,7 @@ _ON_DEVICE = "found = torch.empty({}, dtype=torch.uint8, device=self.storage.dev
 _RANGE = "if start % kind.itemsize or start + {} > len(data):"
 _LONGEST = "longest = min(self.max_secs, self.initial_secs * 2.0 ** min(attempt - 1, {}))"
 _TURN = "if lock.now() > lock.turn_due:  =>  if (lock.now() >= lock.turn_due):"
-_NEARLY = "if _one_edit_apart({}):"
+_NEARLY = "if not is_another_word and _one_edit_apart({}):"
 _DIFFERS = "at = next((number for number, (one, other) in enumerate(zip({}, strict=False)) if one != other), min(len(a), len(b)))"
 _KNOWN = "before, silent, was_late = known.get(member.id, (None, 0.0, {}))"
 
