@@ -291,7 +291,7 @@ class Lifecycle:
                 f"{hook_name(hook)}.__call__ decides which of its methods are called, so a group cannot call them"
             )
         if type(hook) not in self._checked:
-            self._check_names(hook)
+            self._check_names(hook, plain=plain)
             self._checked.add(type(hook))
         return points
 
@@ -334,11 +334,11 @@ class Lifecycle:
             given, wanted = _without_annotations(signature), _without_annotations(inspect.signature(own))
             raise InvalidHookError(f"{who}{given} cannot take the call {known}{wanted}: {error}") from None
 
-    def _check_names(self, hook: object) -> None:
+    def _check_names(self, hook: object, *, plain: bool) -> None:
         names = {name for base in type(hook).__mro__ for name, value in vars(base).items() if inspect.isfunction(value)}
         names = {name for name in names.difference(self.points) if not name.startswith("_")}
         others = [name for name in sorted(names) if is_coroutine_function(getattr(hook, name))]
-        for name in others:
+        for name in sorted(names) if plain else others:
             for known in self.points:
                 is_another_word = len(known) <= 3 and name[0] != known[0]  # `send` is not a misspelt `end`
                 if not is_another_word and _one_edit_apart(name, known):

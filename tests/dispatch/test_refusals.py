@@ -290,6 +290,22 @@ def test_a_name_that_is_one_edit_away_is_refused(name: str, is_refused: bool) ->
         ah.compose(Tools, [one])
 
 
+def test_a_name_of_a_plain_hook_is_checked_too() -> None:
+    """With `thread=True` the methods are plain functions, and one that is nearly right is not dropped either."""
+
+    class Tools:
+        async def on_tool_start(self) -> None: ...
+
+        async def on_tool_end(self) -> None: ...
+
+    def plain(self: object) -> None: ...
+
+    one = ah.configure(hook(on_tool_star=plain, on_tool_end=plain), thread=True)
+    with refused(InvalidHookError, "Observer.on_tool_star is not a method of Tools", "did you mean 'on_tool_start'"):
+        ah.compose(Tools, [one])
+    ah.compose(Tools, [ah.configure(hook(started=plain, on_tool_end=plain), thread=True)])
+
+
 @pytest.mark.parametrize(("name", "is_refused"), [("send", False), ("and", False), ("ends", True), ("edn", True), ("en", True)])
 def test_a_short_name_with_another_first_letter_is_another_word(name: str, is_refused: bool) -> None:
     """A hook that sends something has a `send` beside `end`; it is not misspelt."""
