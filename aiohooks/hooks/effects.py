@@ -186,10 +186,10 @@ class EffectsHook(SessionRunHook, Waiting):
             await self.drain()
 
     async def close(self, exc: BaseException | None) -> None:
-        """End the deliveries, and log how many effects are left; what no checkpoint has gets half of the grace period."""
+        """End the deliveries, and log how many effects are left; what no checkpoint has gets a third of the grace period."""
         self.recording.end()
         if not self._is_saved and exc is not None:
-            await self.drain(min(self._grace_secs / 2, math.inf if self._drain_secs is None else self._drain_secs))
+            await self.drain(min(self._grace_secs / 3, math.inf if self._drain_secs is None else self._drain_secs))
         tasks = [kind.task for kind in self._kinds.values() if kind.task is not None]
         for task in tasks:
             task.cancel()
@@ -312,8 +312,9 @@ class EffectsHook(SessionRunHook, Waiting):
                 self._log.begin(kind)
                 # A copy: what a handler does to it is neither repeated nor in a checkpoint.
                 given = dataclasses.replace(one.effect, payload=payload_copy(one.effect.payload, "payload"))
+                wait = Wait[object](f"delivery of {given.key}", self._grace_secs / 2)  # `close` has the grace period in all
                 try:
-                    await Wait[object](f"delivery of {given.key}", self._grace_secs).result_of(kind.handler(given))
+                    await wait.result_of(kind.handler(given))
                 except Exception as error:
                     self._note_failure(name, kind, one, error)
                     if not kind.given_up:

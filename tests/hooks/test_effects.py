@@ -21,7 +21,7 @@ from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ExplorationError, ManualClock, choose, explore, unreliable
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
 from tests.support.sessions import NO_BACKOFF
-from tests.support.waiting import ticks
+from tests.support.waiting import Uncancellable, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -872,6 +872,29 @@ async def test_after_a_failure_what_no_checkpoint_has_is_delivered() -> None:
     receiver = Receiver()
     await kill_after(step, [effects(publish=receiver, when="commit")], 1)
     assert receiver.keys == ["r/1/step/1"]
+
+
+async def test_a_handler_that_ignores_its_cancel_is_left_behind(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Within the grace period of the end, which is a clean one: what is not delivered is counted."""
+    stubborn = Uncancellable()
+
+    async def until_it_is_delivered() -> None:
+        hook = effects(publish=stubborn.wait, when="commit", drain_secs=0)
+        async with ah.AsyncMonitoredSession(step, [hook], stop_grace_period_secs=9) as session:
+            await session.run(())
+            await stubborn.waiting.wait()
+
+    running = asyncio.create_task(until_it_is_delivered())
+    await until_true(lambda: stubborn.cancels)
+    for _ in range(2):
+        clock.advance(4.5)
+        await ticks()
+    await stubborn.release()
+    await running
+    assert caplog.messages[-2:] == [
+        "delivery of r/1/step/1 still runs 4.5 s after its cancellation; continuing without it",
+        "effects that were not delivered: 1 of 'publish'; they are lost, as no checkpoint has them",
+    ]
 
 
 async def test_a_long_delivery_is_named(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
