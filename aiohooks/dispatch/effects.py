@@ -210,7 +210,7 @@ class Recording:
     def recorder(self) -> Recorder:
         """Return the hook or operation that is called."""
         called = _recorder.get()
-        recorder = None if called is None else called[0]
+        recorder = called[0] if called is not None and called[1] is self else None
         if recorder is None and self.turn is not None:
             find, *args = self.turn
             recorder = find(*args)

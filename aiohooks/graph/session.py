@@ -244,7 +244,7 @@ class Session:
             if not plan.changes and (store.inline or not plan.steps):
                 self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
                 return made
-            commit = self._commit(plan, values)
+            commit = self._commit(plan, values, None if mark is None else recording)
             if waits is not None and not store.inline:
                 commit = Wait[bool]("commit of the variables and the global step", waits=waits).result_of(commit)
             if await commit:
@@ -307,7 +307,7 @@ class Session:
         # A hook may read the global step with a raw run.
         return None if results or (raw and {self.graph.global_step}.issuperset(nodes)) else step
 
-    async def _commit(self, plan: Plan, values: list[Any]) -> bool:
+    async def _commit(self, plan: Plan, values: list[Any], recording: Any) -> bool:
         """Commit the changes of a run; return False, and change nothing, if a variable was replaced since the run read it."""
         store, variables = self.global_step, self._values
         current = variables.by_name
@@ -323,9 +323,15 @@ class Session:
         # Before the step: a waiter for it, in any process, must find the variables of that step.
         old = {name: current[name] for name in new}
         variables.put(new)
-        advance = store.advance(plan.steps)
+        attempt = None if recording is None else recording.context
+
+        async def advance() -> None:
+            self.committed_step = await store.advance(plan.steps)
+            if recording is not None:  # also if the run is cancelled meanwhile: the step counts, and its effects do
+                recording.committed = attempt
+
         try:
-            self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
+            await shielded(advance(), grace_secs=self.grace_secs, what="advance of the global step")
         except Exception:
             # The step was refused: undo this run. Values that another session has committed since then stay.
             variables.put({name: old[name] for name in new if current[name] is new[name]})

@@ -315,7 +315,9 @@ class EffectsHook(SessionRunHook, Waiting):
                 wait = Wait[object](f"delivery of {given.key}", self._grace_secs / 2)  # `close` has the grace period in all
                 try:
                     await wait.result_of(kind.handler(given))
-                except Exception as error:
+                except BaseException as error:
+                    if isinstance(error, (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)):
+                        raise
                     self._note_failure(name, kind, one, error)
                     if not kind.given_up:
                         await sleep(self._backoff.pause_secs(kind.attempts))
@@ -332,7 +334,7 @@ class EffectsHook(SessionRunHook, Waiting):
             kind.task = None
             self._progressed.set()
 
-    def _note_failure(self, name: str, kind: _Kind, one: _Pending, error: Exception) -> None:
+    def _note_failure(self, name: str, kind: _Kind, one: _Pending, error: BaseException) -> None:
         kind.attempts += 1
         kind.failures += 1
         kind.last_error = printable(safe_repr(error))

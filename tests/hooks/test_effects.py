@@ -32,7 +32,7 @@ LAST = ah.Every(at=(1_000,))
 class Receiver:
     """Notes what it gets; its first calls have these outcomes, of which None is a success."""
 
-    def __init__(self, *errors: Exception | None) -> None:
+    def __init__(self, *errors: BaseException | None) -> None:
         self.keys: list[str] = []
         self.calls = 0
         self.errors = [*errors]
@@ -203,6 +203,33 @@ async def test_a_committed_run_keeps_them_if_a_hook_fails_later() -> None:
             raise errors.pop()
 
     await train(step, [Calling(fail), effects(publish=receiver, when="commit")], 1, recovery=NO_BACKOFF)
+    assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
+
+
+async def test_a_run_that_is_cancelled_during_its_commit_keeps_them() -> None:
+    """Where the step store waits: the step counts, although its run raises the cancel."""
+
+    class Waiting(ah.MemoryStepStore):
+        inline = False
+
+        async def advance(self, by: int = 1) -> int:
+            if not advancing.is_set():
+                advancing.set()
+                await gate.wait()
+            return await super().advance(by)
+
+    advancing, gate, receiver = asyncio.Event(), asyncio.Event(), Receiver()
+    hooks = [effects(publish=receiver, when="commit")]
+    async with ah.AsyncMonitoredSession(step, hooks, global_step=Waiting()) as session:
+        run = asyncio.create_task(session.run(()))
+        await advancing.wait()
+        run.cancel()
+        await ticks()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert session.global_step.latest.step == 1
+        await session.run(())
     assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
 
 
@@ -610,6 +637,16 @@ async def test_an_inner_session_has_its_own_effects() -> None:
 
     with pytest.raises(EffectError, match="in a session that delivers none"):
         await train(outer, [effects(publish=Receiver(), when="commit")], 1)
+    receiver = Receiver()
+
+    async def inner() -> None:
+        ah.effect("publish")
+
+    async def outer_with_effects() -> None:
+        await train(inner, [effects(publish=receiver, when="commit")], 1)
+
+    await train(outer_with_effects, [effects(publish=Receiver(), when="commit")], 1)
+    assert receiver.keys == ["r/1/inner/1"], "their recorder is none of the outer run"
 
 
 @pytest.mark.parametrize(
@@ -797,6 +834,17 @@ async def test_a_handler_that_was_cancelled_by_others_is_repeated() -> None:
     session = await train(step, [effects(publish=deliver, when="commit")], 1)
     assert receiver.keys == ["r/1/step/1"]
     assert "HookCancelledError" in str(session.status().effects[0].last_error)
+
+
+async def test_an_error_of_any_class_is_repeated() -> None:
+    """A handler's own, that is no `Exception`; those that end the program do."""
+
+    class Odd(BaseException): ...
+
+    receiver = Receiver(Odd("once"), BaseExceptionGroup("once", [Odd()]))
+    session = await train(step, [effects(publish=receiver, when="commit")], 1)
+    assert receiver.keys == ["r/1/step/1"]
+    assert session.status().effects[0].failures == 2
 
 
 async def test_runs_wait_while_too_much_is_not_delivered() -> None:
