@@ -323,15 +323,11 @@ class Session:
         # Before the step: a waiter for it, in any process, must find the variables of that step.
         old = {name: current[name] for name in new}
         variables.put(new)
-        attempt = None if recording is None else recording.context
-
-        async def advance() -> None:
-            self.committed_step = await store.advance(plan.steps)
-            if recording is not None:  # also if the run is cancelled meanwhile: the step counts, and its effects do
-                recording.committed = attempt
-
+        advance = store.advance(plan.steps)
+        if recording is not None:
+            advance = _noted(advance, recording, recording.context)
         try:
-            await shielded(advance(), grace_secs=self.grace_secs, what="advance of the global step")
+            self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
         except Exception:
             # The step was refused: undo this run. Values that another session has committed since then stay.
             variables.put({name: old[name] for name in new if current[name] is new[name]})
@@ -375,6 +371,13 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session at step {self.global_step.latest.step}{', closed' if self._closed else ''}>"
+
+
+async def _noted(advance: Awaitable[int], recording: Any, attempt: object) -> int:
+    """Await an advance, and note that the attempt is committed: also if its run is cancelled meanwhile, its effects count."""
+    step = await advance
+    recording.committed = attempt
+    return step
 
 
 GatheredRun = Callable[..., Awaitable[Any]]
