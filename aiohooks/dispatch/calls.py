@@ -16,6 +16,7 @@ import itertools
 import logging
 import operator
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -219,7 +220,10 @@ def bound_method(registered: RegisteredHook, method: str) -> Method:
 class OrderGroup:
     """The calls of one method that start together: hooks of one `order`, in registration order."""
 
-    __slots__ = ("__weakref__", "_observed", "calls", "grace_secs", "hooks", "in_turn", "keeps_context", "made", "methods")
+    __slots__ = (
+        *("__weakref__", "_observed", "_recorders", "calls", "grace_secs", "hooks"),
+        *("in_turn", "keeps_context", "made", "methods"),
+    )
 
     def __init__(
         self,
@@ -265,6 +269,7 @@ class OrderGroup:
         self.keeps_context: tuple[bool, ...] | None = None
         """Whether a hook has one context for several methods, in which a token is valid; None if none has."""
         self._observed: tuple[tuple[Observer, ...], Sequence[HookCall]] = (), self.calls
+        self._recorders: Sequence[Recorder] = ()
 
     def __del__(self) -> None:
         for one in self.hooks:
@@ -281,6 +286,18 @@ class OrderGroup:
             ]
             self._observed = notified, calls
         return calls
+
+    def recorder(self, number: int) -> Recorder:
+        """Return the recorder of a hook, whose name has a number where several have it: they may record at the same time."""
+        if not self._recorders:
+            found = [one.recorder for one in self.hooks]
+            count, numbers = Counter(name for name, _ in found), Counter[str]()
+            for place, (name, order) in enumerate(found):
+                numbers[name] += 1
+                if count[name] > 1:
+                    found[place] = f"{name}#{numbers[name]}", order
+            self._recorders = found
+        return self._recorders[number]
 
     def current_calls(self) -> Sequence[HookCall]:
         """Return the calls, with the observers of the run that they are part of."""
@@ -376,7 +393,7 @@ async def call_groups(  # what a session gives besides a group is given by name:
                     group.hooks[number].counted += not call.queued
                     method = call.method
                     if recording is not None:
-                        recorder = group.hooks[number].recorder
+                        recorder = group.recorder(number)
                         if waits is None:  # called by a hook or an operation
                             caller, order = recording.recorder()
                             recorder = f"{caller}.{recorder[0]}", order
@@ -410,7 +427,7 @@ async def call_groups(  # what a session gives besides a group is given by name:
 def _called_in_turn(group: OrderGroup, answers: Sequence[Any], before: int) -> Recorder:
     """Return the recorder of the hook that is called now, when so many of its group have answered; none if a task records."""
     number = len(answers) - before
-    return group.hooks[number].recorder if number < len(group.hooks) else ("step", 0)
+    return group.recorder(number) if number < len(group.hooks) else ("step", 0)
 
 
 def _at_step(name: str, step: int | None) -> str:

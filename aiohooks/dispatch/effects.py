@@ -89,7 +89,7 @@ def effect(kind: str, payload: Any = None) -> EffectKey:
     """Record an effect of the current run: in a step, an operation, a hook, or a call of a `HookGroup` with `effects=`.
 
     Nothing is delivered yet: a run that fails before its commit leaves nothing, one that is committed leaves all of it. It never
-    waits, so it can be called in code that does not, and in worker threads; `await effect(...)` is the same.
+    waits, so it can be called in code that does not, and in threads of `asyncio.to_thread`; `await effect(...)` is the same.
 
     Args:
         kind: what it is: the handlers of the session's `EffectsHook` are given by this name.
@@ -114,12 +114,13 @@ def record(kind: str, payload: Any, context: object = None) -> EffectKey:
         return EffectKey(scope.recording.add(kind, payload))
     advice = (
         "outside of a run; record it in a step, in before_run or after_run of a hook without background=True, or in a call of a "
-        "HookGroup with effects="
+        "HookGroup with effects=; a thread needs the run's context, which asyncio.to_thread gives it"
     )
     if context is not None:
         advice = (
             "outside of the run that this run_context is of, or in a session that delivers none: give the session "
-            "EffectsHook({kind: handler}), and record it in before_run or after_run, not in the background"
+            "EffectsHook({kind: handler}), and record it in before_run or after_run, not in the background; a thread needs the "
+            "run's context, which asyncio.to_thread gives it"
         )
     elif scope is not None and scope.session is not None:
         advice = (
@@ -174,7 +175,7 @@ class Recording:
                 else f"the kind of a handler of the EffectsHook; {did_you_mean(str(kind), self.kinds)}"
             )
             raise InvalidArgumentError(f"kind of an effect is {kind!r}; give {known}")
-        copied = _copied(payload, f"the payload of effect {kind!r}")
+        copied = payload_copy(payload, f"the payload of effect {kind!r}")
         with self.lock:
             return self._add(kind, copied)
 
@@ -187,8 +188,8 @@ class Recording:
             )
         if self.closed is context:
             raise EffectError(
-                f"effect({kind!r}) was called after the effects of step {self.step} were taken; call it in the run, before the "
-                "step is saved"
+                f"effect({kind!r}) was called after the effects of step {self.step} were taken or dropped; call it in the run, "
+                "before the step is saved"
             )
         recorder, order = self.recorder()
         if order >= LATE and self.committed is context:
@@ -209,7 +210,7 @@ class Recording:
     def recorder(self) -> Recorder:
         """Return the hook or operation that is called."""
         called = _recorder.get()
-        recorder = None if called is None else called[0]
+        recorder = called[0] if called is not None and called[1] is self else None
         if recorder is None and self.turn is not None:
             find, *args = self.turn
             recorder = find(*args)
@@ -287,9 +288,11 @@ def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) 
         hand_over(tuple(recording.effects))
 
 
-def _copied(value: Any, place: str, depth: int = 0) -> Any:
+def payload_copy(value: Any, place: str, depth: int = 0) -> Any:
     """Return a copy of a payload; raise if a checkpoint could not hold it exactly."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind is EffectKey:
+        return str(value)
     if kind in _ATOMS:
         try:
             if kind is str:
@@ -300,13 +303,13 @@ def _copied(value: Any, place: str, depth: int = 0) -> Any:
     if depth > _MAX_DEPTH:
         raise InvalidArgumentError(f"{place} is nested deeper than {_MAX_DEPTH} levels; flatten it")
     if kind is list or kind is tuple:
-        items = (_copied(one, f"{place}[{number}]", depth + 1) for number, one in enumerate(value))
+        items = (payload_copy(one, f"{place}[{number}]", depth + 1) for number, one in enumerate(value))
         return [*items] if kind is list else (*items,)
     if kind is dict:
         for key in cast("dict[Any, Any]", value):
-            if type(key) not in (str, int):
+            if type(key) not in (str, int, EffectKey):
                 raise InvalidArgumentError(f"{place} has the key {key!r}, a {type(key).__name__}; give a str or an int")
-        return {_copied(key, place, depth): _copied(one, f"{place}[{key!r}]", depth + 1) for key, one in value.items()}
+        return {payload_copy(key, place, depth): payload_copy(one, f"{place}[{key!r}]", depth + 1) for key, one in value.items()}
     raise InvalidArgumentError(
         f"{place} is {safe_repr(value)}, a {kind.__name__}; give None, bool, int, float, str, bytes, or lists, tuples and "
         "dicts of these: of an array .tolist() or .tobytes(), of what is large the name under which the receiver finds it"

@@ -244,7 +244,7 @@ class Session:
             if not plan.changes and (store.inline or not plan.steps):
                 self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
                 return made
-            commit = self._commit(plan, values)
+            commit = self._commit(plan, values, None if mark is None else recording)
             if waits is not None and not store.inline:
                 commit = Wait[bool]("commit of the variables and the global step", waits=waits).result_of(commit)
             if await commit:
@@ -307,7 +307,7 @@ class Session:
         # A hook may read the global step with a raw run.
         return None if results or (raw and {self.graph.global_step}.issuperset(nodes)) else step
 
-    async def _commit(self, plan: Plan, values: list[Any]) -> bool:
+    async def _commit(self, plan: Plan, values: list[Any], recording: Any) -> bool:
         """Commit the changes of a run; return False, and change nothing, if a variable was replaced since the run read it."""
         store, variables = self.global_step, self._values
         current = variables.by_name
@@ -324,6 +324,8 @@ class Session:
         old = {name: current[name] for name in new}
         variables.put(new)
         advance = store.advance(plan.steps)
+        if recording is not None:
+            advance = _noted(advance, recording, recording.context)
         try:
             self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
         except Exception:
@@ -369,6 +371,13 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session at step {self.global_step.latest.step}{', closed' if self._closed else ''}>"
+
+
+async def _noted(advance: Awaitable[int], recording: Any, attempt: object) -> int:
+    """Await an advance, and note that the attempt is committed: also if its run is cancelled meanwhile, its effects count."""
+    step = await advance
+    recording.committed = attempt
+    return step
 
 
 GatheredRun = Callable[..., Awaitable[Any]]

@@ -35,7 +35,7 @@ from aiohooks._validate import (
     is_coroutine_function,
 )
 from aiohooks.dispatch.calls import is_logged
-from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
+from aiohooks.dispatch.effects import Effect, EffectStatus, Recording, payload_copy
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, StopRequestedError, add_note, printable, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.session.coordinator import Coordinator, owner_of
@@ -80,8 +80,9 @@ class EffectsHook(SessionRunHook, Waiting):
             handlers: a coroutine function for each kind, which gets an `Effect`. It returns when that is delivered; an error of
                 it is logged, and the delivery repeated.
             when: when an effect is delivered.
-            run: the name of the training in the keys, unique among those of the receiver. By default a random one, which is kept
-                in the checkpoints; give one for "commit", where a kill before the first checkpoint would make another.
+            run: the name of the training in the keys, unique among those of the receiver, also among the workers of one
+                training. By default a random one, which is kept in the checkpoints; give one for "commit", where a kill before
+                the first checkpoint would make another.
             max_pending: how many effects may wait for their handlers, and for a checkpoint.
             backoff: the pauses before a delivery is repeated.
             max_attempts: how often a delivery may fail until its error ends the session; None: it is repeated indefinitely.
@@ -127,8 +128,10 @@ class EffectsHook(SessionRunHook, Waiting):
         """The effects that wait for a checkpoint; the others are in `ready` of their kinds."""
         self._last = 0
         """The number of the effect that was taken last."""
+        self._marked = 0
+        """The number of the last effect that the latest state may have, of those from which the session is restored."""
         self._changed = False
-        """Whether an effect that the latest `state_dict` has was delivered since."""
+        """Whether an effect that this state has was delivered since."""
         self.recording: Recording = Recording(self._handlers, self, self._given_run or os.urandom(6).hex())
         """Where the runs of the session record."""
         self._loaded = False
@@ -183,10 +186,10 @@ class EffectsHook(SessionRunHook, Waiting):
             await self.drain()
 
     async def close(self, exc: BaseException | None) -> None:
-        """End the deliveries, and log how many effects are left; what no checkpoint has gets half of the grace period."""
+        """End the deliveries, and log how many effects are left; what no checkpoint has gets a third of the grace period."""
         self.recording.end()
         if not self._is_saved and exc is not None:
-            await self.drain(min(self._grace_secs / 2, math.inf if self._drain_secs is None else self._drain_secs))
+            await self.drain(min(self._grace_secs / 3, math.inf if self._drain_secs is None else self._drain_secs))
         tasks = [kind.task for kind in self._kinds.values() if kind.task is not None]
         for task in tasks:
             task.cancel()
@@ -229,7 +232,8 @@ class EffectsHook(SessionRunHook, Waiting):
         return self.unsaved >= self._max_pending
 
     def mark(self) -> int:
-        """Return what `release` wants when the state that is taken now is durable."""
+        """Return what `release` wants when the state that was taken now is durable."""
+        self._marked, self._changed = self._last, False
         return self._last
 
     def release(self, mark: int) -> None:
@@ -243,11 +247,7 @@ class EffectsHook(SessionRunHook, Waiting):
         """Return the effects that are not delivered, and what the keys of the next ones depend on."""
         if self.recording.committed is self.recording.context:
             self.recording.end()
-        pending = self._pending()
-        self._changed = False
-        for one in pending:
-            one.saved = True
-        effects = [[one.effect.kind, one.effect.key, one.effect.step, one.effect.payload] for one in pending]
+        effects = [[one.effect.kind, one.effect.key, one.effect.step, one.effect.payload] for one in self._pending()]
         step, resets, counts = self.recording.last
         return {"run": self.recording.run, "step": step, "resets": resets, "counts": counts, "pending": effects}
 
@@ -268,7 +268,7 @@ class EffectsHook(SessionRunHook, Waiting):
         before = {one.effect.key: one for one in self._pending()}
         if self._coord is None:
             kept = [_Pending(one, number) for number, one in enumerate(effects, 1)]
-            self._last = len(kept)
+            self._last = self._marked = len(kept)
         else:
             kept = [before[one.key] for one in effects if one.key in before]
         unsaved = {one.number for one in self._unsaved}
@@ -310,9 +310,14 @@ class EffectsHook(SessionRunHook, Waiting):
             while kind.ready and not kind.given_up:
                 one = kind.ready[0]
                 self._log.begin(kind)
+                # A copy: what a handler does to it is neither repeated nor in a checkpoint.
+                given = dataclasses.replace(one.effect, payload=payload_copy(one.effect.payload, "payload"))
+                wait = Wait[object](f"delivery of {given.key}", self._grace_secs / 2)  # `close` has the grace period in all
                 try:
-                    await Wait[object](f"delivery of {one.effect.key}", self._grace_secs).result_of(kind.handler(one.effect))
-                except Exception as error:
+                    await wait.result_of(kind.handler(given))
+                except BaseException as error:
+                    if isinstance(error, (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)):
+                        raise
                     self._note_failure(name, kind, one, error)
                     if not kind.given_up:
                         await sleep(self._backoff.pause_secs(kind.attempts))
@@ -321,7 +326,7 @@ class EffectsHook(SessionRunHook, Waiting):
                     self._log.end(kind)
                 kind.attempts = 0
                 kind.delivered += 1
-                self._changed = self._changed or one.saved
+                self._changed = self._changed or one.number <= self._marked
                 if kind.ready and kind.ready[0] is one:  # else its step was undone meanwhile
                     kind.ready.popleft()
                 self._progressed.set()
@@ -329,7 +334,7 @@ class EffectsHook(SessionRunHook, Waiting):
             kind.task = None
             self._progressed.set()
 
-    def _note_failure(self, name: str, kind: _Kind, one: _Pending, error: Exception) -> None:
+    def _note_failure(self, name: str, kind: _Kind, one: _Pending, error: BaseException) -> None:
         kind.attempts += 1
         kind.failures += 1
         kind.last_error = printable(safe_repr(error))
@@ -346,7 +351,7 @@ class EffectsHook(SessionRunHook, Waiting):
             self._coord.request_stop(error)
 
     async def drain(self, secs: float | None = None) -> bool:
-        """Deliver what can be, for at most `drain_secs`; return whether the latest `state_dict` has what is delivered now."""
+        """Deliver what can be, for at most `drain_secs`; return whether the latest marked state has what is delivered now."""
         self._deliver()
         secs = self._drain_secs if secs is None else secs
         if secs != 0:
@@ -384,8 +389,6 @@ class _Pending:
     effect: Effect
     number: int
     """Its place in the order of all kinds."""
-    saved: bool = False
-    """Whether it is in a state that was taken for a checkpoint."""
 
 
 @dataclasses.dataclass(eq=False)

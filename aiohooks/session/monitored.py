@@ -207,8 +207,6 @@ class AsyncMonitoredSession(Requests):
         if hooks.in_runs or recording is not None:
             context = SessionRunContext(request, session, supervisor.coord, global_step=step, attempt=attempt)
             if recording is not None:
-                if recording.effects:  # of an attempt that has failed
-                    recording.end()
                 recording.context, recording.step, scope.recording = context, step, recording
             asked = await call_groups(hooks.before_run, (context,), step=step, waits=waits)  # all hooks, concurrently
             (fetches, feed_dict, options), merged = hooks.merger.merge(request, asked)  # conflicting feeds are refused
@@ -259,6 +257,8 @@ class AsyncMonitoredSession(Requests):
                 raise
             finally:
                 scope.end_attempt()
+                if state.waits.recording is not None:
+                    state.waits.recording.end()
                 state.waits.end_attempt()
                 supervisor.committed = None  # the function is repeated as a whole
 

@@ -210,6 +210,8 @@ class SessionSupervisor(Waiting):
         try:
             if waits.scope is not None and waits.scope.observers:
                 waits.scope.end_attempt(error)
+            if waits.recording is not None:  # else what is recorded until the next attempt would be lost
+                waits.recording.end()
             cause = waits.cause
             waits.reset()
             is_failure = any(error is one for one in state.failures())

@@ -21,7 +21,7 @@ from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ExplorationError, ManualClock, choose, explore, unreliable
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
 from tests.support.sessions import NO_BACKOFF
-from tests.support.waiting import ticks
+from tests.support.waiting import Uncancellable, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -32,7 +32,7 @@ LAST = ah.Every(at=(1_000,))
 class Receiver:
     """Notes what it gets; its first calls have these outcomes, of which None is a success."""
 
-    def __init__(self, *errors: Exception | None) -> None:
+    def __init__(self, *errors: BaseException | None) -> None:
         self.keys: list[str] = []
         self.calls = 0
         self.errors = [*errors]
@@ -206,6 +206,33 @@ async def test_a_committed_run_keeps_them_if_a_hook_fails_later() -> None:
     assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
 
 
+async def test_a_run_that_is_cancelled_during_its_commit_keeps_them() -> None:
+    """Where the step store waits: the step counts, although its run raises the cancel."""
+
+    class Waiting(ah.MemoryStepStore):
+        inline = False
+
+        async def advance(self, by: int = 1) -> int:
+            if not advancing.is_set():
+                advancing.set()
+                await gate.wait()
+            return await super().advance(by)
+
+    advancing, gate, receiver = asyncio.Event(), asyncio.Event(), Receiver()
+    hooks = [effects(publish=receiver, when="commit")]
+    async with ah.AsyncMonitoredSession(step, hooks, global_step=Waiting()) as session:
+        run = asyncio.create_task(session.run(()))
+        await advancing.wait()
+        run.cancel()
+        await ticks()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert session.global_step.latest.step == 1
+        await session.run(())
+    assert receiver.keys == ["r/1/step/1", "r/2/step/1"]
+
+
 def failing_at(at: int, make: Callable[[], str]) -> Any:
     """Return a step that records what `make` returns, and fails once, at that step."""
     errors: list[BaseException] = [ah.UnavailableError("once")]
@@ -296,6 +323,25 @@ async def blocked(effect: ah.Effect) -> None:
     await asyncio.Event().wait()
 
 
+async def test_what_the_last_process_has_left_is_delivered_once(tmp_path: Path) -> None:
+    """Also if this process makes no step: the checkpoint of its end is without them."""
+    await kill_after(chief(tmp_path), [effects(publish=blocked), saving(None)], 1)
+    receiver = Receiver()
+    for _ in range(2):
+        await train(chief(tmp_path), [effects(publish=receiver), saving(None)], 0)
+    assert receiver.keys == ["r/1/step/1"]
+
+
+async def test_a_saver_of_another_directory_changes_nothing(tmp_path: Path) -> None:
+    """What is saved elsewhere, and when, says nothing of the checkpoint that the next process is restored from."""
+    receiver = Receiver()
+    hooks = [saving(tmp_path / "other", every=LAST), effects(publish=receiver), saving(None)]
+    async with ah.AsyncMonitoredSession(chief(tmp_path / "own"), hooks) as session:
+        await session.run(())
+        await receiver.wait_for(1)
+    assert (await state_at(tmp_path / "own"))["hooks"]["EffectsHook"]["pending"] == []
+
+
 async def test_without_the_hook_what_is_left_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The next checkpoint would be without it."""
     hooks = [effects(publish=Receiver(*[OSError()] * 100), drain_secs=0), ah.CheckpointSaverHook(every=LAST)]
@@ -375,6 +421,25 @@ async def test_several_hooks_of_a_class_are_told_apart() -> None:
     twice = [Calling(lambda context: context.effect("publish")) for _ in range(2)]
     await train(double, [*twice, effects(publish=receiver, when="commit")], 1)
     assert receiver.keys == ["r/1/Calling#1/1", "r/1/Calling#2/1"]
+
+
+async def test_concurrent_hooks_of_one_name_are_told_apart() -> None:
+    """By their number: else their keys would depend on which one is faster."""
+
+    class Waiting(ah.SessionRunHook):
+        name = "one"
+
+        def __init__(self, turns: int) -> None:
+            self.turns = turns
+
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            for _ in range(self.turns):
+                await asyncio.sleep(0)
+            run_context.effect("publish")
+
+    receiver = Receiver()
+    await train(double, [Waiting(5), Waiting(0), effects(publish=receiver, when="commit")], 1)
+    assert receiver.keys == ["r/1/one#2/1", "r/1/one#1/1"]
 
 
 async def double() -> int:
@@ -530,6 +595,40 @@ async def test_where_no_effect_can_be_recorded() -> None:
         contexts[0].effect("publish")
 
 
+async def test_between_two_attempts_nothing_is_recorded() -> None:
+    """A hook that a recovery gives the new session, and a step function between its runs: it would be in no attempt."""
+    refused: list[str] = []
+
+    def record() -> None:
+        with pytest.raises(EffectError, match="after the effects of step 1 were taken or dropped") as caught:
+            ah.effect("publish")
+        refused.append(str(caught.value))
+
+    class Recreated(ah.SessionRunHook):
+        created = 0
+
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            self.created += 1
+            if self.created > 1:
+                record()
+
+    receiver = Receiver()
+    hooks = [Recreated(), effects(publish=receiver, when="commit")]
+    await train(failing_at(1, lambda: ""), hooks, 1, recovery=NO_BACKOFF)
+
+    async def two_runs(context: Any) -> None:
+        with pytest.raises(ah.UnavailableError):
+            await context.run_with_hooks(())
+        record()
+        await context.run_with_hooks(())
+        record()
+
+    async with ah.AsyncMonitoredSession(failing_at(1, lambda: ""), [effects(publish=receiver, when="commit")]) as session:
+        await session.run_step_fn(two_runs)
+    assert receiver.keys == ["r/1/failing/1", "r/1/failing/1"]
+    assert len(refused) == 3
+
+
 async def test_an_inner_session_has_its_own_effects() -> None:
     """A step that runs another session: what that records is not part of the outer run."""
 
@@ -538,6 +637,16 @@ async def test_an_inner_session_has_its_own_effects() -> None:
 
     with pytest.raises(EffectError, match="in a session that delivers none"):
         await train(outer, [effects(publish=Receiver(), when="commit")], 1)
+    receiver = Receiver()
+
+    async def inner() -> None:
+        ah.effect("publish")
+
+    async def outer_with_effects() -> None:
+        await train(inner, [effects(publish=receiver, when="commit")], 1)
+
+    await train(outer_with_effects, [effects(publish=Receiver(), when="commit")], 1)
+    assert receiver.keys == ["r/1/inner/1"], "their recorder is none of the outer run"
 
 
 @pytest.mark.parametrize(
@@ -588,6 +697,39 @@ async def test_a_payload_is_copied(tmp_path: Path) -> None:
     await kill_after(chief(tmp_path, changing), [effects(publish=blocked), saving(None)], 1)
     await train(chief(tmp_path, double), [effects(publish=deliver), saving(None)], 0)
     assert got == [{"a": [1, (2.5, None, True)], 7: b"x", "text": "\u00e4"}]
+
+
+async def test_a_key_is_a_payload() -> None:
+    """Of an effect that refers to another one: it is a plain text then."""
+    got: list[Any] = []
+
+    async def refers() -> None:
+        key = ah.effect("publish", "first")
+        ah.effect("publish", {key: [key]})
+
+    async def deliver(effect: ah.Effect) -> None:
+        got.append(effect.payload)
+
+    await train(refers, [effects(publish=deliver, when="commit")], 1)
+    assert got == ["first", {"r/1/refers/1": ["r/1/refers/1"]}]
+    assert {type(one) for key in got[1] for one in (key, *got[1][key])} == {str}
+
+
+async def test_what_a_handler_does_to_a_payload_is_its_own() -> None:
+    """A repetition gets what was recorded."""
+    got: list[Any] = []
+
+    async def deliver(effect: ah.Effect) -> None:
+        got.append([*effect.payload])
+        effect.payload.append("changed")
+        if len(got) == 1:
+            raise ValueError("once")
+
+    async def recording() -> None:
+        ah.effect("publish", [1])
+
+    await train(recording, [effects(publish=deliver, when="commit")], 1)
+    assert got == [[1], [1]]
 
 
 @pytest.mark.parametrize("directory", [False, True], ids=["no saver", "a saver of another directory"])
@@ -694,6 +836,17 @@ async def test_a_handler_that_was_cancelled_by_others_is_repeated() -> None:
     assert "HookCancelledError" in str(session.status().effects[0].last_error)
 
 
+async def test_an_error_of_any_class_is_repeated() -> None:
+    """A handler's own, that is no `Exception`; those that end the program do."""
+
+    class Odd(BaseException): ...
+
+    receiver = Receiver(Odd("once"), BaseExceptionGroup("once", [Odd()]))
+    session = await train(step, [effects(publish=receiver, when="commit")], 1)
+    assert receiver.keys == ["r/1/step/1"]
+    assert session.status().effects[0].failures == 2
+
+
 async def test_runs_wait_while_too_much_is_not_delivered() -> None:
     """The run that has recorded the last one of `max_pending` ends when there is room, or at a stop."""
     gate = asyncio.Semaphore(0)
@@ -767,6 +920,29 @@ async def test_after_a_failure_what_no_checkpoint_has_is_delivered() -> None:
     receiver = Receiver()
     await kill_after(step, [effects(publish=receiver, when="commit")], 1)
     assert receiver.keys == ["r/1/step/1"]
+
+
+async def test_a_handler_that_ignores_its_cancel_is_left_behind(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """Within the grace period of the end, which is a clean one: what is not delivered is counted."""
+    stubborn = Uncancellable()
+
+    async def until_it_is_delivered() -> None:
+        hook = effects(publish=stubborn.wait, when="commit", drain_secs=0)
+        async with ah.AsyncMonitoredSession(step, [hook], stop_grace_period_secs=9) as session:
+            await session.run(())
+            await stubborn.waiting.wait()
+
+    running = asyncio.create_task(until_it_is_delivered())
+    await until_true(lambda: stubborn.cancels)
+    for _ in range(2):
+        clock.advance(4.5)
+        await ticks()
+    await stubborn.release()
+    await running
+    assert caplog.messages[-2:] == [
+        "delivery of r/1/step/1 still runs 4.5 s after its cancellation; continuing without it",
+        "effects that were not delivered: 1 of 'publish'; they are lost, as no checkpoint has them",
+    ]
 
 
 async def test_a_long_delivery_is_named(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
