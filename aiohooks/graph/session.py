@@ -244,7 +244,7 @@ class Session:
             if not plan.changes and (store.inline or not plan.steps):
                 self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
                 return made
-            commit = self._commit(plan, values, None if mark is None else recording)
+            commit = self._commit(plan, values, waits)
             if waits is not None and not store.inline:
                 commit = Wait[bool]("commit of the variables and the global step", waits=waits).result_of(commit)
             if await commit:
@@ -307,7 +307,7 @@ class Session:
         # A hook may read the global step with a raw run.
         return None if results or (raw and {self.graph.global_step}.issuperset(nodes)) else step
 
-    async def _commit(self, plan: Plan, values: list[Any], recording: Any) -> bool:
+    async def _commit(self, plan: Plan, values: list[Any], waits: RunWaits | None) -> bool:
         """Commit the changes of a run; return False, and change nothing, if a variable was replaced since the run read it."""
         store, variables = self.global_step, self._values
         current = variables.by_name
@@ -323,15 +323,24 @@ class Session:
         # Before the step: a waiter for it, in any process, must find the variables of that step.
         old = {name: current[name] for name in new}
         variables.put(new)
-        advance = store.advance(plan.steps)
-        if recording is not None:
-            advance = _noted(advance, recording, recording.context)
-        try:
-            self.committed_step = await shielded(advance, grace_secs=self.grace_secs, what="advance of the global step")
-        except Exception:
-            # The step was refused: undo this run. Values that another session has committed since then stay.
-            variables.put({name: old[name] for name in new if current[name] is new[name]})
-            raise
+        # A run within another one does not know what is its own.
+        scope, recording = (None, None) if waits is None else (waits.scope, waits.recording)
+        attempt = None if recording is None else recording.context
+
+        async def advance() -> None:
+            # In this task: if the run is cancelled meanwhile, it is committed or undone all the same.
+            try:
+                self.committed_step = await store.advance(plan.steps)
+            except Exception:
+                # The step was refused: undo this run. Values that another session has committed since then stay.
+                variables.put({name: old[name] for name in new if current[name] is new[name]})
+                raise
+            if scope is not None:
+                scope.committed = True
+            if recording is not None:
+                recording.committed = attempt
+
+        await shielded(advance(), grace_secs=self.grace_secs, what="advance of the global step")
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -371,13 +380,6 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session at step {self.global_step.latest.step}{', closed' if self._closed else ''}>"
-
-
-async def _noted(advance: Awaitable[int], recording: Any, attempt: object) -> int:
-    """Await an advance, and note that the attempt is committed: also if its run is cancelled meanwhile, its effects count."""
-    step = await advance
-    recording.committed = attempt
-    return step
 
 
 GatheredRun = Callable[..., Awaitable[Any]]

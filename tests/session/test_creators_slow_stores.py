@@ -33,24 +33,24 @@ class SlowStore(ah.MemoryStepStore):
         return await super().advance(by)
 
 
-@pytest.mark.parametrize("end", ["committed", "cancelled", "refused"])
+@pytest.mark.parametrize("end", ["committed", "cancelled", "refused", "refused, cancelled"])
 async def test_variables_are_there_before_the_step(end: str) -> None:
     """Whoever sees the step finds them. A commit that has begun is finished before a cancel; a refused one is undone."""
-    store = SlowStore(ah.errors.StaleTermError("no", term=1, newest=2) if end == "refused" else None)
+    store = SlowStore(ah.errors.StaleTermError("no", term=1, newest=2) if "refused" in end else None)
     session = ah.Session(counting_graph(), global_step=store)
     running = await parked(session.run("train"))
     await ticks()
     assert (session.variables.snapshot(), store.latest.step, store.asked) == ({"total": 1}, 0, [1])
-    if end == "cancelled":
+    if "cancelled" in end:
         running.cancel()
         await ticks()
         assert not running.done()
     store.gate.set()
     await asyncio.wait([running])
-    kept = int(end != "refused")
+    kept = int("refused" not in end)
     assert (session.variables.snapshot(), store.latest.step) == ({"total": kept}, kept)
-    assert session.committed_step == (end == "committed")
-    assert running.cancelled() if end == "cancelled" else isinstance(running.exception(), ah.errors.StaleTermError | None)
+    assert session.committed_step == kept
+    assert running.cancelled() if "cancelled" in end else isinstance(running.exception(), ah.errors.StaleTermError | None)
 
 
 async def test_a_run_that_read_what_was_undone_is_repeated() -> None:
@@ -87,3 +87,23 @@ async def test_a_monitored_session_on_a_slow_store() -> None:
         store.gate.set()
         await use_up(session.steps("train"), losses)
     assert (len(losses), store.latest.step, session.stop_reason) == (3, 3, "step 3 reached the last step, 3")
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_feed_of_a_run_that_is_cancelled_in_its_commit(refused: bool) -> None:
+    """It is used if the step counts, and comes again if the step was refused."""
+    store, fed = SlowStore(ah.UnavailableError("no") if refused else None), list[int]()
+
+    async def step(batch: int) -> None:
+        fed.append(batch)
+
+    async with ah.AsyncMonitoredSession(step, global_step=store) as session:
+        steps = session.steps(feeds=[1, 2, 3])
+        running = await parked(anext(steps))
+        await until_true(lambda: store.asked)
+        running.cancel()
+        store.gate.set()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        await use_up(steps)
+    assert (fed, store.latest.step) == ([1, 1, 2, 3] if refused else [1, 2, 3], 3)
