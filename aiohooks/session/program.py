@@ -74,7 +74,8 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
         main: a coroutine function.
         args: its arguments.
         why: whether the process can be asked why it waits, as with AIOHOOKS_WHY=1: by `aiohooks why`, and by SIGUSR1 and SIGQUIT,
-            which a terminal sends at Ctrl-backslash; they print the answer to standard error.
+            which a terminal sends at Ctrl-backslash; unless they have a handler or a session handles them, they print the answer
+            to standard error.
 
     Returns:
         The result of `main`.
