@@ -17,7 +17,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
@@ -315,7 +315,7 @@ class _SignalHandlers:
         for session in self._sessions:
             _logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
         tasks = {session.task: session.task.cancelling() for session in self._sessions}
-        previous: Any = self._previous.get(number, signal.getsignal(number))
+        previous = self._previous.get(number, signal.getsignal(number))
         if previous == signal.SIG_DFL or _is_of_why(previous):
             self._exit_code = 128 + number
         try:
@@ -376,7 +376,7 @@ def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
     return _last_signals.get(loop)
 
 
-def _is_replaced(handler: Any) -> bool:
+def _is_replaced(handler: Any) -> TypeGuard[Callable[[int, None], object]]:
     """Return whether the handler would do more than end the program, and is not called while a session handles the signal."""
     if not callable(handler) or handler is signal.default_int_handler or _is_of_why(handler):
         return False
