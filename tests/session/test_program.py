@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.adapters.trackers import TrackerHook
+from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.session import program
 from tests.support.checks import refused
-from tests.support.sessions import do_nothing, double
+from tests.support.sessions import counting_graph, do_nothing, double
 from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS
 
@@ -234,3 +237,42 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.Monkey
         loop.stuck = False
         loop.close()
         asyncio.set_event_loop(None)
+
+
+@pytest.mark.parametrize("run", [ah.run, lambda main, last: asyncio.run(main(last))], ids=["aiohooks", "asyncio"])
+def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is logged as a warning is a fault of the program: a run with the usual hooks, and one that continues it, have none."""
+    delivered: list[Any] = []
+
+    class Publishes(ah.SessionRunHook):
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            ah.effect("row", run_context.session.global_step.latest.step)
+
+    async def deliver(effect: ah.Effect) -> None:
+        delivered.append(effect.payload)
+
+    async def evaluate(_: ah.hooks.Evaluation) -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+    async def main(last: int) -> None:
+        async with ah.open_step_store(f"local://{tmp_path}/steps", run="healthy") as store:
+            hooks = [
+                ah.StopAtStepHook(last_step=last),
+                ah.CheckpointSaverHook(tmp_path / "checkpoints", every=ah.Every(steps=2)),
+                ah.EffectsHook({"row": deliver}),
+                ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
+                TrackerHook(TensorBoardTracker(tmp_path / "events"), {"total": "total"}, every=ah.Every(steps=1)),
+                ah.CSVHook(tmp_path / "values.csv", {"total": "total"}),
+                *(ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)), ah.NanHook("total"), ah.WatchdogHook(HANG_SECS)),
+                *ah.HookTimingHook().watch([Publishes(), ah.TimelineHook(), ah.HistoryHook({"total": "total"})]),
+            ]
+            creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store)
+            policy = ah.SignalPolicy(pause=signal.SIGUSR1, resume=signal.SIGUSR2)
+            async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=policy) as session:
+                async for _ in session.steps(["train", "total"], feeds=[{"x": 1}] * 9):
+                    pass
+
+    for last in (4, 8):
+        run(main, last)
+    assert delivered == [*range(1, 9)]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
