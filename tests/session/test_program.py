@@ -22,7 +22,7 @@ from aiohooks.session import program
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph, do_nothing, double
 from tests.support.source import ROOT
-from tests.support.waiting import HANG_SECS
+from tests.support.waiting import HANG_SECS, forever
 
 pytestmark = pytest.mark.every_python
 
@@ -139,6 +139,41 @@ def test_an_interrupt_says_what_the_program_waited_for(tmp_path: Path) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith("interrupted: session 'trainer' (step 1, in run 1")
     assert re.search(r"waits for Push.after_run at step 1, train.py:8, .* <- queue \(empty, no task that could fill it", last)
+
+
+def interrupt_again(_: object) -> str:
+    """Find out what the program waits for, while another Ctrl-C comes."""
+    signal.raise_signal(signal.SIGINT)
+    return "an event"
+
+
+def fail_to_explain(_: object) -> str:
+    """Do not find out what the program waits for."""
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize(
+    ("explain", "note"),
+    [
+        (interrupt_again, "interrupted: an event"),
+        (fail_to_explain, "interrupted: what the program waited for could not be found out: RuntimeError('broken')"),
+    ],
+)
+def test_no_interrupt_is_lost_while_the_program_is_explained(
+    explain: Callable[[object], str], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C that comes while the first one is handled ends the program too, and the note is there once."""
+    monkeypatch.setattr("aiohooks._why.builder.why", explain)
+    monkeypatch.setattr(program, "_new_event_loop", asyncio.new_event_loop)  # uvloop cannot be closed after one in a callback
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        async with asyncio.timeout(HANG_SECS):
+            await forever()
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        ah.run(main)
+    assert raised.value.__notes__ == [note]
 
 
 # -- after a signal
