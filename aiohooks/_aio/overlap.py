@@ -584,7 +584,7 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
         return
     chain = contexts(raised)
     for error in errors:
-        _logger.error("a hook failed, but %s is raised instead", type(raised).__name__, exc_info=error)
+        _logger.error("a call failed, but %s is raised instead", type(raised).__name__, exc_info=error)
     lost = [error for error in errors if all(error is not one for one in chain)]
     for error in lost:
         for link in contexts(error):  # often raised while the cancel was handled

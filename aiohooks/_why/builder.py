@@ -392,7 +392,7 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
             return Awaited("calls", "", by=lambda: [worker])
         case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
-            return Awaited("timer", "asyncio.sleep", f"{secs_text(when() - time.monotonic())} left")
+            return Awaited("timer", "asyncio.sleep", f"{secs_text(max(0.0, when() - time.monotonic()))} left")
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
             needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
             return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)

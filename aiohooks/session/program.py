@@ -52,11 +52,16 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
     interrupt: Any = getattr(runner, "_on_sigint", None)  # which `run` gives to the signal
 
     def on_sigint(_: object, signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
-        if not waits and asyncio.current_task(runner.get_loop()) is None:  # the loop is idle
-            from aiohooks._why.builder import why  # seldom needed
+        try:
+            if not waits and asyncio.current_task(runner.get_loop()) is None:  # the loop is idle
+                waits.append("")  # first: a second Ctrl-C may come while this one imports
+                from aiohooks._why.builder import why  # seldom needed
 
-            waits.append(why(Awaited("task", "main", key=main_task)))
-        interrupt(signum, frame, main_task)
+                waits[0] = why(Awaited("task", "main", key=main_task))
+        except Exception as error:
+            waits[0] = f"what the program waited for could not be found out: {error!r}"
+        finally:  # whatever comes, the program ends
+            interrupt(signum, frame, main_task)
 
     if interrupt is not None:
         # A method as before: by it a session knows the handler of a runner from one of the program's own.
@@ -74,7 +79,8 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
         main: a coroutine function.
         args: its arguments.
         why: whether the process can be asked why it waits, as with AIOHOOKS_WHY=1: by `aiohooks why`, and by SIGUSR1 and SIGQUIT,
-            which a terminal sends at Ctrl-backslash; they print the answer to standard error.
+            which a terminal sends at Ctrl-backslash; unless they have a handler or a session handles them, they print the answer
+            to standard error.
 
     Returns:
         The result of `main`.

@@ -17,7 +17,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
@@ -232,7 +232,7 @@ class _SignalHandlers:
             _logger.warning("%s: %s cannot be handled here, and is left alone: %s", label, number.name, error)
             return
         self._previous[number] = previous
-        if previous is not signal.SIG_DFL and previous is not signal.default_int_handler and not _is_of_runner(previous):
+        if _is_replaced(previous) and not _is_of_runner(previous):
             _logger.warning(
                 "%s: %s has a handler already, %r, and the session replaces it while it is open; "
                 "in a server that handles the signals leave handle_signals out",
@@ -316,10 +316,10 @@ class _SignalHandlers:
             _logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
         tasks = {session.task: session.task.cancelling() for session in self._sessions}
         previous = self._previous.get(number, signal.getsignal(number))
-        if previous == signal.SIG_DFL:
+        if previous == signal.SIG_DFL or _is_of_why(previous):
             self._exit_code = 128 + number
         try:
-            if callable(previous) and previous is not signal.default_int_handler:
+            if _is_replaced(previous):
                 previous(number, None)  # that of asyncio.run cancels the main task and raises KeyboardInterrupt in the end
         finally:
             for task, cancelling in tasks.items():
@@ -374,6 +374,20 @@ _last_signals: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, signal.Signa
 def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
     """Return the last signal that stopped a session of this loop."""
     return _last_signals.get(loop)
+
+
+def _is_replaced(handler: Any) -> TypeGuard[Callable[[int, None], object]]:
+    """Return whether the handler would do more than end the program, and is not called while a session handles the signal."""
+    if not callable(handler) or handler is signal.default_int_handler or _is_of_why(handler):
+        return False
+    # A loop's own, of uvloop or asyncio: the loop calls what was added to it, whatever handler is installed.
+    of_loop = isinstance(getattr(handler, "__self__", None), asyncio.AbstractEventLoop)
+    return not of_loop and getattr(handler, "__module__", None) != "asyncio.unix_events"
+
+
+def _is_of_why(handler: Any) -> bool:
+    """Return whether it only prints why the process waits, for a signal that nothing else handles."""
+    return getattr(handler, "__module__", None) == "aiohooks.session.why"
 
 
 def _is_of_runner(handler: Any) -> bool:

@@ -106,7 +106,10 @@ def enable_why() -> None:
         _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
         return
     for number in _SIGNALS:
-        if (handler := signal.getsignal(number)) is not signal.SIG_DFL and handler is not _print_why:
+        handler = signal.getsignal(number)
+        if handler is signal.SIG_IGN:
+            continue  # the parent process wants it ignored, as the `&` of a script does with SIGQUIT
+        if handler is not signal.SIG_DFL and handler is not _print_why:
             _logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
         else:
             signal.signal(number, _print_why)

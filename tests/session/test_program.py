@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -15,11 +16,13 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks.adapters.trackers import TrackerHook
+from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.session import program
 from tests.support.checks import refused
-from tests.support.sessions import do_nothing, double
+from tests.support.sessions import counting_graph, do_nothing, double
 from tests.support.source import ROOT
-from tests.support.waiting import HANG_SECS
+from tests.support.waiting import HANG_SECS, forever
 
 pytestmark = pytest.mark.every_python
 
@@ -138,6 +141,41 @@ def test_an_interrupt_says_what_the_program_waited_for(tmp_path: Path) -> None:
     assert re.search(r"waits for Push.after_run at step 1, train.py:8, .* <- queue \(empty, no task that could fill it", last)
 
 
+def interrupt_again(_: object) -> str:
+    """Find out what the program waits for, while another Ctrl-C comes."""
+    signal.raise_signal(signal.SIGINT)
+    return "an event"
+
+
+def fail_to_explain(_: object) -> str:
+    """Do not find out what the program waits for."""
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize(
+    ("explain", "note"),
+    [
+        (interrupt_again, "interrupted: an event"),
+        (fail_to_explain, "interrupted: what the program waited for could not be found out: RuntimeError('broken')"),
+    ],
+)
+def test_no_interrupt_is_lost_while_the_program_is_explained(
+    explain: Callable[[object], str], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C that comes while the first one is handled ends the program too, and the note is there once."""
+    monkeypatch.setattr("aiohooks._why.builder.why", explain)
+    monkeypatch.setattr(program, "_new_event_loop", asyncio.new_event_loop)  # uvloop cannot be closed after one in a callback
+
+    async def main() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        async with asyncio.timeout(HANG_SECS):
+            await forever()
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        ah.run(main)
+    assert raised.value.__notes__ == [note]
+
+
 # -- after a signal
 
 
@@ -234,3 +272,42 @@ def test_an_interrupt_in_the_last_iteration_of_a_loop(monkeypatch: pytest.Monkey
         loop.stuck = False
         loop.close()
         asyncio.set_event_loop(None)
+
+
+@pytest.mark.parametrize("run", [ah.run, lambda main, last: asyncio.run(main(last))], ids=["aiohooks", "asyncio"])
+def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is logged as a warning is a fault of the program: a run with the usual hooks, and one that continues it, have none."""
+    delivered: list[Any] = []
+
+    class Publishes(ah.SessionRunHook):
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            ah.effect("row", run_context.session.global_step.latest.step)
+
+    async def deliver(effect: ah.Effect) -> None:
+        delivered.append(effect.payload)
+
+    async def evaluate(_: ah.hooks.Evaluation) -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+    async def main(last: int) -> None:
+        async with ah.open_step_store(f"local://{tmp_path}/steps", run="healthy") as store:
+            hooks = [
+                ah.StopAtStepHook(last_step=last),
+                ah.CheckpointSaverHook(tmp_path / "checkpoints", every=ah.Every(steps=2)),
+                ah.EffectsHook({"row": deliver}),
+                ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
+                TrackerHook(TensorBoardTracker(tmp_path / "events"), {"total": "total"}, every=ah.Every(steps=1)),
+                ah.CSVHook(tmp_path / "values.csv", {"total": "total"}),
+                *(ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)), ah.NanHook("total"), ah.WatchdogHook(HANG_SECS)),
+                *ah.HookTimingHook().watch([Publishes(), ah.TimelineHook(), ah.HistoryHook({"total": "total"})]),
+            ]
+            creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store)
+            policy = ah.SignalPolicy(pause=signal.SIGUSR1, resume=signal.SIGUSR2)
+            async with ah.AsyncMonitoredSession(creator, hooks, handle_signals=policy) as session:
+                async for _ in session.steps(["train", "total"], feeds=[{"x": 1}] * 9):
+                    pass
+
+    for last in (4, 8):
+        run(main, last)
+    assert delivered == [*range(1, 9)]
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -382,3 +382,24 @@ async def test_a_raw_session_stays_in_its_loop() -> None:
         await asyncio.to_thread(lambda: asyncio.run(session.run("total")))
     assert isinstance(caught.value, RuntimeError)
     assert await session.run("total") == 0
+
+
+async def test_an_operation_that_fails_while_it_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """The cancel wins; the error is logged, and not as one of a hook."""
+
+    async def step() -> None:
+        try:
+            await forever()
+        finally:
+            raise ValueError("while it is cancelled")
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(step) as session:
+            await session.run(())
+
+    running = await parked(main())
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert "a call failed, but CancelledError is raised instead" in caplog.text
+    assert "raised by operation 'step'" in caplog.text

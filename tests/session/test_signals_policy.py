@@ -265,18 +265,33 @@ async def test_a_signal_that_cannot_be_handled_is_left_alone(
     assert why in record.getMessage()
 
 
-async def test_handlers_of_the_loop_stay() -> None:
-    """A handler that was added to the loop before is called as well, and stays installed."""
-    loop, received = asyncio.get_running_loop(), list[str]()
-    loop.add_signal_handler(USER, received.append, "received")
-    try:
+async def test_handlers_of_the_loop_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler that was added to the loop before is called as well, once for each signal, and stays installed."""
+    loop, received = asyncio.get_running_loop(), list[signal.Signals]()
+    for number in (USER, signal.SIGUSR2):
+        loop.add_signal_handler(number, received.append, number)
+
+    async def stopped_twice() -> None:
         async with handling() as session:
             await stop_of(session)
             await until_true(lambda: received)
-        os.kill(os.getpid(), USER)
+            assert caplog.text == ""
+            os.kill(os.getpid(), USER)
+            await forever()
+
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(stopped_twice())
         await until_true(lambda: len(received) == 2)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        await until_true(lambda: signal.SIGUSR2 in received)
+        await ticks()
+        assert received == [USER, USER, signal.SIGUSR2]
+        os.kill(os.getpid(), USER)
+        await until_true(lambda: len(received) == 4)
     finally:
-        loop.remove_signal_handler(USER)
+        for number in (USER, signal.SIGUSR2):
+            loop.remove_signal_handler(number)
 
 
 async def test_the_wakeup_fd_is_restored() -> None:

@@ -24,7 +24,7 @@ from aiohooks.session import why
 from tests.support.hangs import disable_why, unfolded
 from tests.support.processes import run_python
 from tests.support.sessions import double, use_up
-from tests.support.waiting import HANG_SECS, ticks
+from tests.support.waiting import HANG_SECS, forever, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -207,6 +207,39 @@ async def test_a_signal_with_a_handler_is_left_alone(folder: Path, caplog: pytes
             assert "SIGUSR1 does not print why this process waits: it has a handler already" in caplog.text
     finally:
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_a_session_takes_a_signal_that_would_print_it(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The second one ends the program with the same exit code as without `why`, and nothing warns of it."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    async def main() -> None:
+        async with ah.AsyncMonitoredSession(step, handle_signals=ah.SignalPolicy(signals=(signal.SIGUSR1,))):
+            assert caplog.text == ""
+            for _ in range(2):
+                signal.raise_signal(signal.SIGUSR1)
+            await forever()
+
+    try:
+        with pytest.raises(SystemExit) as raised:
+            ah.run(main, why=True)
+        assert raised.value.code == 128 + signal.SIGUSR1
+        assert signal.getsignal(signal.SIGUSR1) is why._print_why  # pyright: ignore[reportPrivateUsage]
+    finally:
+        disable_why()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+async def test_a_signal_that_is_ignored_stays_ignored(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The `&` of a script has SIGQUIT ignored: that is no handler of the program, and no warning."""
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        async with opened():
+            assert signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGUSR1) is why._print_why  # pyright: ignore[reportPrivateUsage]
+    finally:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    assert caplog.text == ""
 
 
 async def test_a_directory_of_others_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import re
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
@@ -50,6 +51,18 @@ async def lines() -> list[str]:
 def found(text: list[str], pattern: str) -> bool:
     """Return whether a line has this; `@` is a place."""
     return any(re.search(pattern.replace("@", r"\S+\.py:\d+"), line) for line in text)
+
+
+async def test_a_sleep_that_is_over() -> None:
+    """A task that the loop has not woken yet has 0 s left, and not less."""
+    sleep = asyncio.sleep  # is what the graph shows: nothing waits by it
+    async with starting() as start:
+        start(sleep(0.001), "late")
+        await ticks(1)
+        until = time.monotonic() + 0.002
+        while time.monotonic() < until:
+            pass
+        assert found(wait_graph([asyncio.get_running_loop()]).lines(), r"task 'late'.* waits for asyncio.sleep \(0 s left\)")
 
 
 class Holder:
