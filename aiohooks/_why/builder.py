@@ -43,7 +43,7 @@ from aiohooks._diagnostics import (
     process_state,
     secs_text,
 )
-from aiohooks._why.frames import entered, expression, held_by, inner_of, position, refers, value_of
+from aiohooks._why.frames import attribute, entered, expression, held_by, inner_of, position, refers, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
@@ -54,6 +54,7 @@ _made: deque[float] = deque(maxlen=20)
 """When the last notes were made."""
 _WORK_ITEM: Any = vars(_executor)["_WorkItem"]
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
+_OF_DESTINATION = "_outer_done_callback", "_call_check_cancel"
 _NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
 _INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 
@@ -249,10 +250,8 @@ class _Builder:
     def _of_future(self, future: Any) -> list[str]:
         """Return what sets a future that is no task, as far as that can be seen."""
         found = [*(getattr(future, "_children", None) or ())]  # of `asyncio.gather`
-        for callback, _ in getattr(future, "_callbacks", None) or ():
-            # `shield` and `wrap_future` have the other future in a closure.
-            found += [one for one in _closure(callback) if isinstance(one, concurrent.futures.Future) or asyncio.isfuture(one)]
-        return [*itertools.chain.from_iterable(self._targets(one) for one in found if one is not future and not one.done())]
+        found += _sources(callback for callback, _ in getattr(future, "_callbacks", None) or ())
+        return [*itertools.chain.from_iterable(self._targets(one) for one in found if not one.done())]
 
     # -- holders and users of what tasks wait for
 
@@ -316,7 +315,7 @@ class _Builder:
                         return [self._add_thread(ident)]
                     if _is_queued(future, waiting):
                         busy.append(self._add_thread(ident))
-        tasks = [one for callback in getattr(future, "_done_callbacks", ()) for one in _closure(callback) if is_task(one)]
+        tasks = [one for one in _sources(getattr(future, "_done_callbacks", ())) if is_task(one)]
         if tasks or not busy:
             return [*itertools.chain.from_iterable(map(self._targets, tasks))]
         name, detail = "a free thread of the executor", f"{len(busy)} are busy"
@@ -338,14 +337,15 @@ def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builde
     if len(outer) > 1 and outer[-2].f_code.co_name == "call_groups" and outer[-2].f_code.co_filename.startswith(PACKAGE):
         return Awaited("hook", code.co_qualname, ends=False)  # a method that cannot wait, and blocks
     if is_library(frame):  # of the user's own code the variables are not asked for: see `awaited_in`
-        return _primitive(frame, expression(outer[:-1]), builder)
+        return _primitive(frame, outer, builder)
     return None
 
 
-def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited | None:
+def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Awaited | None:
     """Return what a coroutine of asyncio or anyio waits for."""
     owner: Any = frame.f_locals.get("self")
     method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
+    name = expression(outer, owner)
 
     def used(kind: str, detail: str, what: str, thing: object = owner) -> Awaited:
         by = lambda: builder.users(thing, at)  # noqa: E731
@@ -373,7 +373,7 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
             return used("queue", f"{owner.qsize()} in it, task_done was not called for {left} more", "call it")
         case ((asyncio.Event() | anyio.Event()), "wait"):
             return used("event", "not set", "set it")
-        case ((locks.Condition() | anyio.Condition()), "wait"):
+        case ((locks.Condition() | anyio.Condition()), "wait") if _is_waiter(frame, owner):  # or it wants its lock again
             return used("condition", "not notified", "notify it")
         case asyncio.Barrier(), "wait":
             return used("barrier", f"{owner.n_waiting} of {owner.parties} have arrived", "arrive")
@@ -406,10 +406,13 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
             return None
 
 
+def _is_waiter(frame: types.FrameType, condition: object) -> bool:
+    return frame.f_locals.get("fut", frame.f_locals.get("event")) in (attribute(condition, "_waiters") or ())
+
+
 def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
     """Return what a thread waits for: a lock, a queue, another thread, a future."""
     inner = [*itertools.takewhile(is_library, reversed(frames))]
-    name = expression(frames)
     for frame in reversed(inner):
         owner: Any = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
         match owner, frame.f_code.co_name:
@@ -418,21 +421,31 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
             case concurrent.futures.Future(), ("result" | "exception"):
                 return owner  # pyright: ignore[reportUnknownVariableType]
             case threading.Event(), "wait":
-                return Awaited("event", f"threading.Event{name}", "not set", key=owner)
+                return Awaited("event", f"threading.Event{expression(frames, owner)}", "not set", key=owner)
             case queue.Queue(), ("get" | "put" | "join"):
-                return Awaited("queue", f"queue.Queue{name}", f"{owner.qsize()} of {owner.maxsize or 'any number'}", key=owner)
+                used: queue.Queue[Any] = owner  # pyright: ignore[reportUnknownVariableType]
+                name, detail = f"queue.Queue{expression(frames, used)}", f"{used.qsize()} of {used.maxsize or 'any number'}"
+                return Awaited("queue", name, detail, key=used)
             case _:
                 continue
     if inner or not frames:
         return None
     lock: Any = value_of(position(frames[-1]), frames[-1])
     if isinstance(lock, _THREAD_LOCKS) and "unlocked" not in repr(lock):
-        return Awaited("lock", f"lock{name}", "held", lambda: builder.holders(lock), lock, not_found=_NO_HOLDER)
+        return Awaited(
+            "lock", f"lock{expression(frames, lock)}", "held", lambda: builder.holders(lock), lock, not_found=_NO_HOLDER
+        )
     return None
 
 
-def _closure(callback: object) -> list[Any]:
-    return [inner_of(cell) for cell in callback.__closure__ or ()] if isinstance(callback, types.FunctionType) else []
+def _sources(callbacks: Iterable[Any]) -> list[Any]:
+    """Return the futures that set the one with these callbacks, which `shield`, `wrap_future` and the like have in a closure.
+
+    Not those that it sets: the other way round these have callbacks, too.
+    """
+    known = (one for one in callbacks if isinstance(one, types.FunctionType) and one.__name__ in _OF_DESTINATION)
+    found = [inner_of(cell) for one in known for cell in one.__closure__ or ()]
+    return [one for one in found if isinstance(one, concurrent.futures.Future) or asyncio.isfuture(one)]
 
 
 def _peer(stream: Any) -> str:

@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -121,6 +121,109 @@ async def test_a_task_that_wants_its_own_lock() -> None:
 
         start(twice(), "twice")
         assert found(await lines(), r"^deadlock: task 'twice'.* <- lock (`holder.lock` )?\(held\) <- task 'twice'")
+
+
+@pytest.mark.parametrize("how", ["context manager", "condition", "condition of anyio"])
+async def test_a_task_that_enters_a_block_does_not_hold_its_lock(how: str) -> None:
+    """It waits for the one that has acquired it, and that is no deadlock."""
+    async with starting() as start:
+        holder = Holder()
+        conditions: dict[str, Any] = {"condition": asyncio.Condition(), "condition of anyio": anyio.Condition()}
+        await conditions.get(how, holder.lock).acquire()
+
+        async def want() -> None:
+            async with conditions.get(how) or holder.entered():
+                pass
+
+        start(want(), "wants")
+        text = await lines()
+        assert found(
+            text, r"^task 'wants'.* waits for lock .*\(held, its holder is not known: no task is in a `with` block of it"
+        )
+        assert len(text) == 2, text
+
+
+@pytest.mark.parametrize("kind", [asyncio.Condition, anyio.Condition])
+async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(kind: Callable[[], Any]) -> None:
+    """It has released it, and wants it again when it was notified."""
+    async with starting() as start:
+        condition = kind()
+
+        async def wait() -> None:
+            async with condition:
+                await condition.wait()
+
+        async def hold(*, notify: bool) -> None:
+            async with condition:
+                if notify:
+                    condition.notify(1)
+                await asyncio.Event().wait()
+
+        start(wait(), "notified")
+        start(wait(), "not notified")
+        await ticks()
+        start(hold(notify=True), "holds")
+        text = await lines()
+        assert found(text, r"task 'notified', .* waits for lock `condition` \(held\) <- task 'holds'"), text
+        assert found(text, r"task 'not notified', .* waits for condition `condition` \(not notified"), text
+        assert not found(text, r"\(held\) <- (perhaps )?task '(not )?notified'"), text
+
+
+async def test_futures_that_are_shielded_or_gathered() -> None:
+    """What they are awaited by is not what sets them."""
+    async with starting() as start:
+        future = asyncio.get_running_loop().create_future()
+        start(shielded(future), "shield")
+        sleeps, waits = start(asyncio.sleep(1000), "sleeps"), start(asyncio.Event().wait(), "waits")
+        start(gathered(future, asyncio.shield(sleeps), waits), "gather")
+        start(shielded(asyncio.gather(waits, future)), "both")
+        text = await lines()
+        assert found(text, r"^task 'shield', shielded at \S+$"), text
+        assert found(text, r"^task 'gather', .* waits for task 'sleeps'"), text
+        assert found(text, r"^task 'gather', .* waits for task 'waits'"), text
+        assert len([line for line in text if line.startswith("task 'both'")]) == 1, text
+        assert found(text, r"^task 'both', .* waits for task 'waits'"), text
+
+
+async def test_a_name_is_that_of_what_is_waited_for() -> None:
+    """Not that of a module or another object whose function waits for it."""
+    async with starting() as start:
+        lock, event = asyncio.Lock(), asyncio.Event()
+        await lock.acquire()
+
+        async def enter() -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(lock)
+
+        async def limited() -> None:
+            await asyncio.wait_for(event.wait(), 1000)
+
+        start(enter(), "enters")
+        start(limited(), "limited")
+        text = await lines()
+        assert found(text, r"^task 'enters', .* waits for lock \(held, its"), text
+        assert found(text, r"^task 'limited', .* (waits for|<-) event \(not set"), text
+
+
+of_module: asyncio.Queue[int]
+
+
+async def test_who_has_it_in_a_global_variable() -> None:
+    """A task whose function names it could end the wait."""
+    global of_module
+    async with starting() as start:
+        of_module = asyncio.Queue()
+
+        async def fill() -> None:
+            await asyncio.Event().wait()
+            of_module.put_nowait(1)
+
+        async def get() -> None:
+            await of_module.get()
+
+        start(fill(), "fill")
+        start(get(), "get")
+        assert found(await lines(), r"task 'get', .* waits for queue `of_module` \(empty\) <- perhaps task 'fill'")
 
 
 async def test_what_asyncio_and_anyio_have() -> None:
@@ -279,14 +382,14 @@ async def test_the_line_is_not_that_of_an_installed_package() -> None:
         assert found(text, r"'its own', acquire at /lib/site-packages/pool.py:3 waits for event")
 
 
-async def gathered(task: asyncio.Task[Any]) -> None:
+async def gathered(*awaitables: Awaitable[Any]) -> None:
     """Wait under `gather`."""
-    await asyncio.gather(task, asyncio.sleep(0))
+    await asyncio.gather(*awaitables, asyncio.sleep(0))
 
 
-async def shielded(task: asyncio.Task[Any]) -> None:
+async def shielded(future: asyncio.Future[Any]) -> None:
     """Wait under `shield`."""
-    await asyncio.shield(task)
+    await asyncio.shield(future)
 
 
 async def until_done(future: concurrent.futures.Future[None]) -> None:
