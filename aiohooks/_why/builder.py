@@ -43,11 +43,11 @@ from aiohooks._diagnostics import (
     process_state,
     secs_text,
 )
-from aiohooks._why.frames import attribute, entered, expression, held_by, inner_of, position, refers, value_of
+from aiohooks._why.frames import References, attribute, entered, expression, held_by, inner_of, position, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
-_MOST_TASKS, _MOST_SEARCHED, _MOST_DETAIL = 10_000, 10_000, 1_000
+_MOST_TASKS, _MOST_SEARCHED, _MOST_DETAIL = 10_000, 500_000, 1_000
 _IN_SHORT = 100
 """How many tasks are searched for a note of an error: others may end with an error in the same tick."""
 _made: deque[float] = deque(maxlen=20)
@@ -108,7 +108,10 @@ class _Builder:
         self._kept: list[object] = []
         self._nodes: dict[str, WaitNode] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
-        self._searched = 0
+        self._waiters: dict[str, list[str]] = {}  # of what they certainly wait for
+        self._wanted: dict[int, object] = {}
+        self._users: dict[int, list[asyncio.Task[Any]]] = {}
+        self._is_complete = True
         self._ahead: deque[Callable[[], object]] = deque()
         self._searches: deque[Callable[[], object]] = deque()
 
@@ -156,7 +159,8 @@ class _Builder:
         if needs == "any" and len(ids) == 1 and self._nodes[waiter].kind != "session":  # which other tasks may run
             needs = "all"
         for one in ids:
-            self._edges.setdefault((waiter, one), needs)
+            if self._edges.setdefault((waiter, one), needs) == "all":
+                self._waiters.setdefault(one, []).append(waiter)
         return bool(ids)
 
     def _targets(self, thing: Any) -> list[str]:
@@ -182,7 +186,7 @@ class _Builder:
                 return  # it is in a run; otherwise it waits for what its block does
             found = self._connect(node, itertools.chain.from_iterable(map(self._targets, one.by())), one.needs)
             if not found and one.not_found:
-                said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
+                said = one.not_found if self._is_complete else "too many tasks to search"
                 self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
 
         key, detail = one if one.key is None else one.key, printable(one.detail, _MOST_DETAIL)
@@ -276,16 +280,27 @@ class _Builder:
 
     def users(self, thing: object, key: object) -> Iterator[asyncio.Task[Any]]:
         """Return the tasks that have something in a variable, or in an attribute of one, and do not wait for its node."""
-        self._searched += len(self.tasks)
-        if self._searched > _MOST_SEARCHED:
-            return
-        waiting, more = set[str](), {self._ids[key]}
-        while more:
-            waiting |= more
-            more = {one for (one, other), needs in self._edges.items() if needs == "all" and other in more} - waiting
+        if id(thing) not in self._users:
+            self._search()
+        waiting, ahead = set[str](), [self._ids[key]]
+        while ahead:
+            if (node := ahead.pop()) not in waiting:
+                waiting.add(node)
+                ahead += self._waiters.get(node, ())
+        return (task for task in self._users[id(thing)] if self._ids.get(id(task)) not in waiting)
+
+    def want_users(self, thing: object) -> None:
+        """Note that the users of something will be asked for: those of all such things are searched for at once."""
+        self._wanted[id(thing)] = thing
+
+    def _search(self) -> None:
+        found = {one: list[asyncio.Task[Any]]() for one in self._wanted if one not in self._users}
+        references = References(found, _MOST_SEARCHED)
         for task in self.tasks:
-            if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
-                yield task
+            for one in () if task.done() else references.of(task):
+                found[one].append(task)
+        self._users |= found
+        self._is_complete &= references.is_complete
 
     # -- threads
 
@@ -348,6 +363,7 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
     name = expression(outer, owner)
 
     def used(kind: str, detail: str, what: str, thing: object = owner) -> Awaited:
+        builder.want_users(thing)
         by = lambda: builder.users(thing, at)  # noqa: E731
         return Awaited(kind, f"{kind}{name}", detail, by, at, needs="perhaps", not_found=f"no task that could {what} was found")
 

@@ -16,7 +16,7 @@ import itertools
 import linecache
 import types
 from asyncio import locks
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import anyio
@@ -140,19 +140,38 @@ def _exited_by(coro: object) -> list[list[Any]]:
     return found
 
 
-def refers(task: asyncio.Task[Any], thing: object) -> bool:
-    """Return whether a coroutine or callback of a task has something in a variable, in an attribute of one, or in one of that."""
-    links: Any = [
-        [*gc.get_referents(coro), *_globals_of(frame)] for frame, coro in links_of(coroutine_of(task)) if frame is not None
-    ]
-    links += [getattr(callback, "__closure__", None) or () for callback, _ in getattr(task, "_callbacks", None) or ()]
-    for ahead in links:
-        for _ in range(3):
-            ahead = [inner_of(one) for one in ahead]
-            if any(one is thing for one in ahead):
-                return True
-            ahead = [value for one in ahead for value in _attributes(one).values()]
-    return False
+class References:
+    """Finds which of some objects tasks have in a variable, in an attribute of one, or in one of that."""
+
+    def __init__(self, wanted: Iterable[int], most: int) -> None:
+        """Create a search for the objects with these ids, which ends when it has looked at `most` objects."""
+        self._wanted = frozenset(wanted)
+        self._left = most
+        self._known: dict[tuple[int, int], tuple[object, frozenset[int]]] = {}  # what tasks share is looked at once
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has looked at everything."""
+        return self._left >= 0
+
+    def of(self, task: asyncio.Task[Any]) -> frozenset[int]:
+        """Return the ids of those that the coroutines and callbacks of a task have."""
+        links = [(frame, coro) for frame, coro in links_of(coroutine_of(task)) if frame is not None]
+        ahead: list[Any] = [one for frame, coro in links for one in (*gc.get_referents(coro), *_globals_of(frame))]
+        ahead += [
+            one for callback, _ in getattr(task, "_callbacks", None) or () for one in getattr(callback, "__closure__", None) or ()
+        ]
+        return frozenset[int]().union(*(self._within(one, 2) for one in ahead))
+
+    def _within(self, one: Any, depth: int) -> frozenset[int]:
+        one = inner_of(one)
+        self._left -= 1
+        own = self._wanted & {id(one)}
+        if depth == 0 or self._left < 0 or not (attributes := _attributes(one)):
+            return own
+        if (id(one), depth) not in self._known:
+            self._known[id(one), depth] = one, own.union(*(self._within(value, depth - 1) for value in attributes.values()))
+        return self._known[id(one), depth][1]
 
 
 def _globals_of(frame: types.FrameType) -> list[Any]:

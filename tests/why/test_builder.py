@@ -532,6 +532,27 @@ async def test_thousands_of_tasks_are_not_searched(monkeypatch: pytest.MonkeyPat
         assert found(await lines(), r"task 'task \d'.* waits for queue \(empty, too many tasks to search\)")
 
 
+async def test_what_many_tasks_share_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of one client, each of which waits for something of its own, are a search of all of them and of the client."""
+    monkeypatch.setattr(builder, "_MOST_SEARCHED", 2_000)
+
+    class Client:
+        def __init__(self) -> None:
+            self.connections = [Client.__new__(Client) for _ in range(100)]
+            self.__dict__ |= {f"connection_{number}": one for number, one in enumerate(self.connections)}
+
+        async def request(self) -> None:
+            await asyncio.Event().wait()
+
+    async with starting() as start:
+        client = Client()
+        for number in range(50):
+            start(client.request(), f"task {number}")
+        text = await lines()
+        assert found(text, r"task 'task \d+', .* waits for event \(not set, no task that could set it was found\)")
+        assert not found(text, "too many tasks")
+
+
 async def test_the_first_of_several_tasks_is_enough() -> None:
     """A wait for the first of them is no deadlock while another one can end."""
     lock = asyncio.Lock()
