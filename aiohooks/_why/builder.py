@@ -318,7 +318,22 @@ class _Builder:
 
     def _of_executor(self, future: concurrent.futures.Future[Any]) -> list[str]:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
-        busy: list[str] = []
+        called, queued = self._calls
+        if id(future) in called:
+            return [self._add_thread(called[id(future)])]
+        tasks = [one for one in _sources(getattr(future, "_done_callbacks", ())) if is_task(one)]
+        if tasks or id(future) not in queued:
+            return [*itertools.chain.from_iterable(map(self._targets, tasks))]
+        work_queue, busy = queued[id(future)]
+        name, detail = "a free thread of the executor", f"{len(busy)} are busy"
+        connect: Callable[[str], object] = lambda node: self._connect(node, map(self._add_thread, busy), "any")  # noqa: E731
+        return [self._add(work_queue, "pool", name, connect, detail=detail)]
+
+    @functools.cached_property
+    def _calls(self) -> tuple[dict[int, int], dict[int, tuple[object, list[int]]]]:
+        """The calls in executors, by the ids of their futures: the thread of each; of those that wait, queue and threads."""
+        called: dict[int, int] = {}
+        queues: dict[int, tuple[object, list[int]]] = {}
         for ident, innermost in self._stacks.items():
             waiting: Any = None
             for frame in frames_of(innermost):
@@ -326,22 +341,16 @@ class _Builder:
                     waiting = frame.f_locals.get("work_queue")
                 work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
                 if isinstance(work, _WORK_ITEM):
-                    if work.future is future:
-                        return [self._add_thread(ident)]
-                    if _is_queued(future, waiting):
-                        busy.append(self._add_thread(ident))
-        tasks = [one for one in _sources(getattr(future, "_done_callbacks", ())) if is_task(one)]
-        if tasks or not busy:
-            return [*itertools.chain.from_iterable(map(self._targets, tasks))]
-        name, detail = "a free thread of the executor", f"{len(busy)} are busy"
-        return [self._add(future, "pool", name, lambda node: self._connect(node, busy, "any"), detail=detail)]
+                    called[id(work.future)] = ident
+                    queues.setdefault(id(waiting), (waiting, []))[1].append(ident)
+        return called, {id(future): one for one in queues.values() for future in _queued(one[0])}
 
 
-def _is_queued(future: concurrent.futures.Future[Any], work_queue: object) -> bool:
-    """Return whether the call of a future waits in the queue of an executor, which before Python 3.13 has a list."""
+def _queued(work_queue: object) -> list[Any]:
+    """Return the futures of the calls that wait in the queue of an executor, which before Python 3.13 has a list."""
     items: list[Any] = gc.get_referents(work_queue)
     items += gc.get_referents(*(one for one in items if type(one) is list))
-    return any(isinstance(one, _WORK_ITEM) and one.future is future for one in items)
+    return [one.future for one in items if isinstance(one, _WORK_ITEM)]
 
 
 def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:

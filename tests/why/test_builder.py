@@ -427,6 +427,7 @@ async def test_threads() -> None:
 
             start(call(want), "first")
             start(call(held.wait), "second")
+            start(call(held.wait), "another")
             elsewhere: concurrent.futures.Future[None] = concurrent.futures.Future()
             start(until_done(elsewhere), "third")
             try:
@@ -436,8 +437,9 @@ async def test_threads() -> None:
                 ):
                     pass
                 assert found(text, r"task 'first', .* waits for thread 'pool_0', .*want at @")
-                assert found(text, r"task 'second', .* waits for a free thread of the executor \(1 are busy\) <- thread 'pool_0'")
+                assert found(text, r"'(second|another)', .* waits for a free thread .*\(1 are busy\) <- thread 'pool_0'")
                 assert not found(text, r"task 'third', .* free thread")  # it is no call of this executor
+                assert [node.kind for node in wait_graph([loop]).nodes].count("pool") == 1
             finally:
                 end.set()
                 owner.join()
