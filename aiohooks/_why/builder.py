@@ -417,7 +417,8 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
             return Awaited("calls", "", by=lambda: [worker])
         case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
-            return Awaited("timer", "asyncio.sleep", f"{secs_text(when() - time.monotonic())} left")
+            left = when() - time.monotonic()
+            return Awaited("timer", "asyncio.sleep", f"{secs_text(left)} left" if left > 0 else f"ended {secs_text(-left)} ago")
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
             needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
             return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)

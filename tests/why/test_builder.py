@@ -205,6 +205,15 @@ async def test_a_name_is_that_of_what_is_waited_for() -> None:
         assert found(text, r"^task 'limited', .* (waits for|<-) event \(not set"), text
 
 
+async def test_a_sleep_that_a_blocked_loop_does_not_end() -> None:
+    """Since when it should have ended is said."""
+    async with starting() as start:
+        start(asyncio.sleep(1e-9), "sleeps")
+        await asyncio.sleep(0)
+        text = wait_graph([asyncio.get_running_loop()]).lines()
+        assert found(text, r"^task 'sleeps' waits for asyncio.sleep \(ended \S+ s ago\)$"), text
+
+
 of_module: asyncio.Queue[int]
 
 
