@@ -37,7 +37,7 @@ def position(frame: types.FrameType) -> ast.expr | None:
 
 @functools.lru_cache(maxsize=256)
 def _expression_at(code: types.CodeType, instruction: int) -> ast.expr | None:
-    line, last, column, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    line, last, column, end = _positions(code, instruction)
     if line is None or last is None or column is None or end is None:
         return None
     with contextlib.suppress(SyntaxError, ValueError, IndexError):  # where there is no source, or another one
@@ -52,6 +52,11 @@ def _expression_at(code: types.CodeType, instruction: int) -> ast.expr | None:
         node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
         return node if isinstance(node, ast.expr) else None
     return None
+
+
+def _positions(code: types.CodeType, instruction: int) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return the first and last line and column of an instruction."""
+    return next(itertools.islice(code.co_positions(), instruction // 2, None), (None, None, None, None))
 
 
 def expression(frames: Sequence[types.FrameType], thing: object) -> str:
@@ -84,14 +89,16 @@ def attribute(owner: object, name: str) -> Any:
 
 
 def entered(frame: types.FrameType) -> list[Any]:
-    """Return the objects whose `with` blocks a frame that runs is in."""
-    if is_library(frame):
+    """Return the objects whose `with` blocks a frame that runs is in; not the one that it is about to enter."""
+    line, _, column, _ = _positions(frame.f_code, frame.f_lasti)
+    if is_library(frame) or line is None:
         return []
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
-        blocks = (one for one in ast.walk(tree) if isinstance(one, ast.With))
-        inside = (one for one in blocks if one.body[0].lineno <= frame.f_lineno <= (one.end_lineno or 0))
-        return [value_of(item.context_expr, frame) for one in inside for item in one.items]
+        blocks = [one for one in ast.walk(tree) if isinstance(one, ast.With) and line <= (one.end_lineno or 0)]
+        names = (item.context_expr for one in blocks for item in one.items)
+        at = line, column or 0
+        return [value_of(one, frame) for one in names if (one.end_lineno or 0, one.end_col_offset or 0) <= at]
     return []
 
 

@@ -456,6 +456,33 @@ async def test_threads() -> None:
             await ticks()
 
 
+async def test_a_thread_that_is_about_to_enter_a_block() -> None:
+    """It holds the locks before, and not the one that it waits for, also where the block is on one line."""
+    async with starting() as start:
+        first, second = threading.Lock(), threading.Lock()
+
+        def want_both() -> None:
+            with first:  # noqa: SIM117
+                with second: pass  # fmt: skip # noqa: E701
+
+        def want() -> None:
+            with first: pass  # fmt: skip # noqa: E701
+
+        with second:
+            threads = [start(asyncio.to_thread(want_both), "wants both")]
+            await until_true(first.locked)
+            threads.append(start(asyncio.to_thread(want), "wants one"))
+            patterns = (
+                r"want at @ <- lock `first` \(held\) <- thread '\w+', .*want_both at @",
+                r"want_both at @ <- lock `second` \(held",
+            )
+            text = await lines()
+            while not all(found(text, pattern) for pattern in patterns):
+                text = await lines()
+            assert not found(text, "^deadlock"), text
+        await asyncio.gather(*threads)
+
+
 async def test_no_code_of_users_is_called() -> None:
     """Objects whose attributes run code are not asked for them."""
     async with starting() as start:
