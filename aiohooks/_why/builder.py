@@ -290,7 +290,7 @@ class _Builder:
         return (task for task in self._users[id(thing)] if self._ids.get(id(task)) not in waiting)
 
     def want_users(self, thing: object) -> None:
-        """Note that the users of something will be asked for: those of all such things are searched for at once."""
+        """Note that the users of something will be asked for: those of all such things are searched for together."""
         self._wanted[id(thing)] = thing
 
     def _search(self) -> None:

@@ -154,7 +154,7 @@ class References:
         """Create a search for the objects with these ids, which ends when it has looked at `most` objects."""
         self._wanted = frozenset(wanted)
         self._left = most
-        self._known: dict[tuple[int, int], tuple[object, frozenset[int]]] = {}  # what tasks share is looked at once
+        self._known: dict[tuple[int, int], tuple[object, frozenset[int]]] = {}  # what tasks share is searched only the first time
 
     @property
     def is_complete(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import re
 import socket
 import threading
@@ -174,7 +175,7 @@ async def test_futures_that_are_shielded_or_gathered() -> None:
     async with starting() as start:
         future = asyncio.get_running_loop().create_future()
         start(shielded(future), "shield")
-        sleeps, waits = start(asyncio.sleep(1000), "sleeps"), start(asyncio.Event().wait(), "waits")
+        sleeps, waits = start(anyio.sleep_forever(), "sleeps"), start(asyncio.Event().wait(), "waits")
         start(gathered(future, asyncio.shield(sleeps), waits), "gather")
         start(shielded(asyncio.gather(waits, future)), "both")
         text = await lines()
@@ -208,7 +209,8 @@ async def test_a_name_is_that_of_what_is_waited_for() -> None:
 async def test_a_sleep_that_a_blocked_loop_does_not_end() -> None:
     """Since when it should have ended is said."""
     async with starting() as start:
-        start(asyncio.sleep(0.001), "sleeps")
+        brief = functools.partial(asyncio.sleep, 0.001)  # which the loop does not come to end here
+        start(brief(), "sleeps")
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         while not found(text := wait_graph([loop]).lines(), r"^task 'sleeps' waits for asyncio.sleep \(ended \S+ s ago\)$"):
