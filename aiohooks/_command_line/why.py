@@ -61,8 +61,7 @@ def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
     processes = dict.fromkeys((*_registered(run), *here))
     if not processes and report is None:
         raise AiohooksError(f"no process of a run {run!r} can be asked on this machine; {_HOW}")
-    with ThreadPoolExecutor(len(processes) or 1) as threads:
-        graphs = [*threads.map(_ask, processes)]
+    graphs = _ask_all([*processes])
     known = {node.id for graph in graphs for node in graph.nodes}
     remote = [one for one in published if local_pid(one.process) is None]
     unknown = [one for one in remote if not any(f"publisher {one.process}/" in node for node in known)]
@@ -70,17 +69,32 @@ def _ask_run(run: str, report: RunReport | None) -> WaitGraph:
     return WaitGraph.join([*graphs, WaitGraph((), (), notes)])
 
 
+def _ask_all(ahead: list[int]) -> list[WaitGraph]:
+    """Ask processes, and then those that can be asked and have what these wait for: they may take part in other runs."""
+    asked: dict[int, WaitGraph] = {}
+    while ahead:
+        with ThreadPoolExecutor(len(ahead)) as threads:
+            asked |= zip(ahead, threads.map(_ask, ahead), strict=True)
+        nodes = (node for graph in asked.values() for node in graph.nodes if node.kind == "process")
+        awaited = {local_pid(node.id.removeprefix("publisher ").rpartition("/")[0]) for node in nodes}
+        ahead = [pid for pid in awaited if pid is not None and pid not in asked and _can_answer(pid)]
+    return [*asked.values()]
+
+
+def _can_answer(pid: int) -> bool:
+    return process_state(pid) is None and (why_folder() / f"{pid}.sock").exists()
+
+
 def _registered(run: str) -> Iterable[int]:
     """Yield the processes of this user that have registered for a run, without those that do not exist any more."""
-    folder = why_folder()
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(why_folder().glob("*.sock")):
         pid = int(path.stem) if path.stem.isdecimal() else 0
         if not os.path.isdir(f"/proc/{pid}") and os.path.isdir("/proc/self"):  # it was killed
             path.unlink(missing_ok=True)
-            path.with_suffix(".sock").unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
             continue
         with contextlib.suppress(OSError, ValueError):
-            if run in json.loads(path.read_text())["runs"]:
+            if run in json.loads(path.with_suffix(".json").read_text())["runs"]:
                 yield pid
 
 

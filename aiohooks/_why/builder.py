@@ -43,17 +43,18 @@ from aiohooks._diagnostics import (
     process_state,
     secs_text,
 )
-from aiohooks._why.frames import entered, expression, held_by, inner_of, position, refers, value_of
+from aiohooks._why.frames import References, attribute, entered, expression, held_by, inner_of, position, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
-_MOST_TASKS, _MOST_SEARCHED, _MOST_DETAIL = 10_000, 10_000, 1_000
+_MOST_TASKS, _MOST_SEARCHED, _MOST_DETAIL = 10_000, 500_000, 1_000
 _IN_SHORT = 100
 """How many tasks are searched for a note of an error: others may end with an error in the same tick."""
 _made: deque[float] = deque(maxlen=20)
 """When the last notes were made."""
 _WORK_ITEM: Any = vars(_executor)["_WorkItem"]
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
+_OF_DESTINATION = "_outer_done_callback", "_call_check_cancel"
 _NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
 _INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 
@@ -107,7 +108,10 @@ class _Builder:
         self._kept: list[object] = []
         self._nodes: dict[str, WaitNode] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
-        self._searched = 0
+        self._waiters: dict[str, list[str]] = {}  # of what they certainly wait for
+        self._wanted: dict[int, object] = {}
+        self._users: dict[int, list[asyncio.Task[Any]]] = {}
+        self._is_complete = True
         self._ahead: deque[Callable[[], object]] = deque()
         self._searches: deque[Callable[[], object]] = deque()
 
@@ -155,7 +159,8 @@ class _Builder:
         if needs == "any" and len(ids) == 1 and self._nodes[waiter].kind != "session":  # which other tasks may run
             needs = "all"
         for one in ids:
-            self._edges.setdefault((waiter, one), needs)
+            if self._edges.setdefault((waiter, one), needs) == "all":
+                self._waiters.setdefault(one, []).append(waiter)
         return bool(ids)
 
     def _targets(self, thing: Any) -> list[str]:
@@ -181,7 +186,7 @@ class _Builder:
                 return  # it is in a run; otherwise it waits for what its block does
             found = self._connect(node, itertools.chain.from_iterable(map(self._targets, one.by())), one.needs)
             if not found and one.not_found:
-                said = one.not_found if self._searched <= _MOST_SEARCHED else "too many tasks to search"
+                said = one.not_found if self._is_complete else "too many tasks to search"
                 self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
 
         key, detail = one if one.key is None else one.key, printable(one.detail, _MOST_DETAIL)
@@ -249,10 +254,8 @@ class _Builder:
     def _of_future(self, future: Any) -> list[str]:
         """Return what sets a future that is no task, as far as that can be seen."""
         found = [*(getattr(future, "_children", None) or ())]  # of `asyncio.gather`
-        for callback, _ in getattr(future, "_callbacks", None) or ():
-            # `shield` and `wrap_future` have the other future in a closure.
-            found += [one for one in _closure(callback) if isinstance(one, concurrent.futures.Future) or asyncio.isfuture(one)]
-        return [*itertools.chain.from_iterable(self._targets(one) for one in found if one is not future and not one.done())]
+        found += _sources(callback for callback, _ in getattr(future, "_callbacks", None) or ())
+        return [*itertools.chain.from_iterable(self._targets(one) for one in found if not one.done())]
 
     # -- holders and users of what tasks wait for
 
@@ -277,16 +280,27 @@ class _Builder:
 
     def users(self, thing: object, key: object) -> Iterator[asyncio.Task[Any]]:
         """Return the tasks that have something in a variable, or in an attribute of one, and do not wait for its node."""
-        self._searched += len(self.tasks)
-        if self._searched > _MOST_SEARCHED:
-            return
-        waiting, more = set[str](), {self._ids[key]}
-        while more:
-            waiting |= more
-            more = {one for (one, other), needs in self._edges.items() if needs == "all" and other in more} - waiting
+        if id(thing) not in self._users:
+            self._search()
+        waiting, ahead = set[str](), [self._ids[key]]
+        while ahead:
+            if (node := ahead.pop()) not in waiting:
+                waiting.add(node)
+                ahead += self._waiters.get(node, ())
+        return (task for task in self._users[id(thing)] if self._ids.get(id(task)) not in waiting)
+
+    def want_users(self, thing: object) -> None:
+        """Note that the users of something will be asked for: those of all such things are searched for together."""
+        self._wanted[id(thing)] = thing
+
+    def _search(self) -> None:
+        found = {one: list[asyncio.Task[Any]]() for one in self._wanted if one not in self._users}
+        references = References(found, _MOST_SEARCHED)
         for task in self.tasks:
-            if self._ids.get(id(task)) not in waiting and not task.done() and refers(task, thing):
-                yield task
+            for one in () if task.done() else references.of(task):
+                found[one].append(task)
+        self._users |= found
+        self._is_complete &= references.is_complete
 
     # -- threads
 
@@ -304,7 +318,22 @@ class _Builder:
 
     def _of_executor(self, future: concurrent.futures.Future[Any]) -> list[str]:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
-        busy: list[str] = []
+        called, queued = self._calls
+        if id(future) in called:
+            return [self._add_thread(called[id(future)])]
+        tasks = [one for one in _sources(getattr(future, "_done_callbacks", ())) if is_task(one)]
+        if tasks or id(future) not in queued:
+            return [*itertools.chain.from_iterable(map(self._targets, tasks))]
+        work_queue, busy = queued[id(future)]
+        name, detail = "a free thread of the executor", f"{len(busy)} are busy"
+        connect: Callable[[str], object] = lambda node: self._connect(node, map(self._add_thread, busy), "any")  # noqa: E731
+        return [self._add(work_queue, "pool", name, connect, detail=detail)]
+
+    @functools.cached_property
+    def _calls(self) -> tuple[dict[int, int], dict[int, tuple[object, list[int]]]]:
+        """The calls in executors, by the ids of their futures: the thread of each; of those that wait, queue and threads."""
+        called: dict[int, int] = {}
+        queues: dict[int, tuple[object, list[int]]] = {}
         for ident, innermost in self._stacks.items():
             waiting: Any = None
             for frame in frames_of(innermost):
@@ -312,22 +341,16 @@ class _Builder:
                     waiting = frame.f_locals.get("work_queue")
                 work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
                 if isinstance(work, _WORK_ITEM):
-                    if work.future is future:
-                        return [self._add_thread(ident)]
-                    if _is_queued(future, waiting):
-                        busy.append(self._add_thread(ident))
-        tasks = [one for callback in getattr(future, "_done_callbacks", ()) for one in _closure(callback) if is_task(one)]
-        if tasks or not busy:
-            return [*itertools.chain.from_iterable(map(self._targets, tasks))]
-        name, detail = "a free thread of the executor", f"{len(busy)} are busy"
-        return [self._add(future, "pool", name, lambda node: self._connect(node, busy, "any"), detail=detail)]
+                    called[id(work.future)] = ident
+                    queues.setdefault(id(waiting), (waiting, []))[1].append(ident)
+        return called, {id(future): one for one in queues.values() for future in _queued(one[0])}
 
 
-def _is_queued(future: concurrent.futures.Future[Any], work_queue: object) -> bool:
-    """Return whether the call of a future waits in the queue of an executor, which before Python 3.13 has a list."""
+def _queued(work_queue: object) -> list[Any]:
+    """Return the futures of the calls that wait in the queue of an executor, which before Python 3.13 has a list."""
     items: list[Any] = gc.get_referents(work_queue)
     items += gc.get_referents(*(one for one in items if type(one) is list))
-    return any(isinstance(one, _WORK_ITEM) and one.future is future for one in items)
+    return [one.future for one in items if isinstance(one, _WORK_ITEM)]
 
 
 def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:
@@ -338,16 +361,18 @@ def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builde
     if len(outer) > 1 and outer[-2].f_code.co_name == "call_groups" and outer[-2].f_code.co_filename.startswith(PACKAGE):
         return Awaited("hook", code.co_qualname, ends=False)  # a method that cannot wait, and blocks
     if is_library(frame):  # of the user's own code the variables are not asked for: see `awaited_in`
-        return _primitive(frame, expression(outer[:-1]), builder)
+        return _primitive(frame, outer, builder)
     return None
 
 
-def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited | None:
+def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Awaited | None:
     """Return what a coroutine of asyncio or anyio waits for."""
     owner: Any = frame.f_locals.get("self")
     method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
+    name = expression(outer, owner)
 
     def used(kind: str, detail: str, what: str, thing: object = owner) -> Awaited:
+        builder.want_users(thing)
         by = lambda: builder.users(thing, at)  # noqa: E731
         return Awaited(kind, f"{kind}{name}", detail, by, at, needs="perhaps", not_found=f"no task that could {what} was found")
 
@@ -373,7 +398,7 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
             return used("queue", f"{owner.qsize()} in it, task_done was not called for {left} more", "call it")
         case ((asyncio.Event() | anyio.Event()), "wait"):
             return used("event", "not set", "set it")
-        case ((locks.Condition() | anyio.Condition()), "wait"):
+        case ((locks.Condition() | anyio.Condition()), "wait") if _is_waiter(frame, owner):  # or it wants its lock again
             return used("condition", "not notified", "notify it")
         case asyncio.Barrier(), "wait":
             return used("barrier", f"{owner.n_waiting} of {owner.parties} have arrived", "arrive")
@@ -392,7 +417,8 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
         case _, "run_sync_in_worker_thread" if (worker := frame.f_locals.get("worker")) is not None:
             return Awaited("calls", "", by=lambda: [worker])
         case _, "sleep" if (when := getattr(frame.f_locals.get("h"), "when", None)) is not None:
-            return Awaited("timer", "asyncio.sleep", f"{secs_text(max(0.0, when() - time.monotonic()))} left")
+            left = when() - time.monotonic()
+            return Awaited("timer", "asyncio.sleep", f"{secs_text(left)} left" if left > 0 else f"ended {secs_text(-left)} ago")
         case _, "_wait" if frame.f_code.co_filename.endswith("tasks.py"):
             needs: Needs = "all" if frame.f_locals.get("return_when") == asyncio.ALL_COMPLETED else "any"
             return Awaited("calls", "", by=lambda: [*frame.f_locals.get("fs", ())], needs=needs)
@@ -406,10 +432,13 @@ def _primitive(frame: types.FrameType, name: str, builder: _Builder) -> Awaited 
             return None
 
 
+def _is_waiter(frame: types.FrameType, condition: object) -> bool:
+    return frame.f_locals.get("fut", frame.f_locals.get("event")) in (attribute(condition, "_waiters") or ())
+
+
 def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
     """Return what a thread waits for: a lock, a queue, another thread, a future."""
     inner = [*itertools.takewhile(is_library, reversed(frames))]
-    name = expression(frames)
     for frame in reversed(inner):
         owner: Any = frame.f_locals.get("self") if "self" in frame.f_code.co_varnames[:1] else None
         match owner, frame.f_code.co_name:
@@ -418,21 +447,31 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
             case concurrent.futures.Future(), ("result" | "exception"):
                 return owner  # pyright: ignore[reportUnknownVariableType]
             case threading.Event(), "wait":
-                return Awaited("event", f"threading.Event{name}", "not set", key=owner)
+                return Awaited("event", f"threading.Event{expression(frames, owner)}", "not set", key=owner)
             case queue.Queue(), ("get" | "put" | "join"):
-                return Awaited("queue", f"queue.Queue{name}", f"{owner.qsize()} of {owner.maxsize or 'any number'}", key=owner)
+                used: queue.Queue[Any] = owner  # pyright: ignore[reportUnknownVariableType]
+                name, detail = f"queue.Queue{expression(frames, used)}", f"{used.qsize()} of {used.maxsize or 'any number'}"
+                return Awaited("queue", name, detail, key=used)
             case _:
                 continue
     if inner or not frames:
         return None
     lock: Any = value_of(position(frames[-1]), frames[-1])
     if isinstance(lock, _THREAD_LOCKS) and "unlocked" not in repr(lock):
-        return Awaited("lock", f"lock{name}", "held", lambda: builder.holders(lock), lock, not_found=_NO_HOLDER)
+        return Awaited(
+            "lock", f"lock{expression(frames, lock)}", "held", lambda: builder.holders(lock), lock, not_found=_NO_HOLDER
+        )
     return None
 
 
-def _closure(callback: object) -> list[Any]:
-    return [inner_of(cell) for cell in callback.__closure__ or ()] if isinstance(callback, types.FunctionType) else []
+def _sources(callbacks: Iterable[Any]) -> list[Any]:
+    """Return the futures that set the one with these callbacks, which `shield`, `wrap_future` and the like have in a closure.
+
+    Not those that it sets: the other way round these have callbacks, too.
+    """
+    known = (one for one in callbacks if isinstance(one, types.FunctionType) and one.__name__ in _OF_DESTINATION)
+    found = [inner_of(cell) for one in known for cell in one.__closure__ or ()]
+    return [one for one in found if isinstance(one, concurrent.futures.Future) or asyncio.isfuture(one)]
 
 
 def _peer(stream: Any) -> str:

@@ -16,7 +16,7 @@ import itertools
 import linecache
 import types
 from asyncio import locks
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import anyio
@@ -24,6 +24,7 @@ import anyio
 from aiohooks._diagnostics import coroutine_of, is_library, links_of
 
 _EXITS = "__aexit__", "__exit__"
+_CONDITIONS = locks.Condition, anyio.Condition
 
 
 def position(frame: types.FrameType) -> ast.expr | None:
@@ -36,7 +37,7 @@ def position(frame: types.FrameType) -> ast.expr | None:
 
 @functools.lru_cache(maxsize=256)
 def _expression_at(code: types.CodeType, instruction: int) -> ast.expr | None:
-    line, last, column, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    line, last, column, end = _positions(code, instruction)
     if line is None or last is None or column is None or end is None:
         return None
     with contextlib.suppress(SyntaxError, ValueError, IndexError):  # where there is no source, or another one
@@ -53,10 +54,21 @@ def _expression_at(code: types.CodeType, instruction: int) -> ast.expr | None:
     return None
 
 
-def expression(frames: Sequence[types.FrameType]) -> str:
-    """Return the name under which the innermost of the user's own functions knows what it waits for."""
-    own = next((frame for frame in reversed(frames) if not is_library(frame)), None)
-    node = None if own is None else position(own)
+def _positions(code: types.CodeType, instruction: int) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return the first and last line and column of an instruction."""
+    return next(itertools.islice(code.co_positions(), instruction // 2, None), (None, None, None, None))
+
+
+def expression(frames: Sequence[types.FrameType], thing: object) -> str:
+    """Return the name under which the innermost of the user's own functions knows something, if it calls a method of it."""
+    inner = [*itertools.takewhile(is_library, reversed(frames))]
+    if len(inner) == len(frames):
+        return ""
+    if inner:
+        called = inner[-1].f_locals.get("self")
+        if called is not thing and attribute(called, "_lock") is not thing:  # of a condition
+            return ""
+    node = position(frames[-len(inner) - 1])
     return "" if not isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) else f" `{ast.unparse(node)}`"
 
 
@@ -66,39 +78,54 @@ def value_of(node: ast.expr | None, frame: types.FrameType) -> Any:
         scopes = frame.f_locals, frame.f_globals
         return next((scope[node.id] for scope in scopes if node.id in scope), None)
     if isinstance(node, ast.Attribute):
-        owner = value_of(node.value, frame)
-        found = inspect.getattr_static(owner, node.attr, None)
-        return found.__get__(owner) if isinstance(found, types.MemberDescriptorType) else found
+        return attribute(value_of(node.value, frame), node.attr)
     return None
 
 
+def attribute(owner: object, name: str) -> Any:
+    """Return an attribute of an object, None if it has none; no code of users is called for it."""
+    found = inspect.getattr_static(owner, name, None)
+    return found.__get__(owner) if isinstance(found, types.MemberDescriptorType) else found
+
+
 def entered(frame: types.FrameType) -> list[Any]:
-    """Return the objects whose `with` blocks a frame that runs is in."""
-    if is_library(frame):
+    """Return the objects whose `with` blocks a frame that runs is in; not the one that it is about to enter."""
+    line, _, column, _ = _positions(frame.f_code, frame.f_lasti)
+    if is_library(frame) or line is None:
         return []
     with contextlib.suppress(SyntaxError, ValueError):
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
-        blocks = (one for one in ast.walk(tree) if isinstance(one, ast.With))
-        inside = (one for one in blocks if one.body[0].lineno <= frame.f_lineno <= (one.end_lineno or 0))
-        return [value_of(item.context_expr, frame) for one in inside for item in one.items]
+        blocks = [one for one in ast.walk(tree) if isinstance(one, ast.With) and line <= (one.end_lineno or 0)]
+        names = (item.context_expr for one in blocks for item in one.items)
+        at = line, column or 0
+        return [value_of(one, frame) for one in names if (one.end_lineno or 0, one.end_col_offset or 0) <= at]
     return []
 
 
 def held_by(task: asyncio.Task[Any]) -> list[Any]:
     """Return the objects whose `with` blocks a suspended task is in: its coroutines keep their exits on the stack."""
     held: list[Any] = []
-    links = [coro for frame, coro in links_of(coroutine_of(task)) if frame is not None]
-    for coro, inner in itertools.zip_longest(links, links[1:]):
+    links = [(frame, coro) for frame, coro in links_of(coroutine_of(task)) if frame is not None]
+    for (frame, coro), inner in itertools.zip_longest(links, links[1:]):
         inside = _exited_by(coro)
-        if inside and getattr(inner, "__name__", "") == "__aenter__":
+        if inside and inner is not None and getattr(inner[1], "__name__", "") == "__aenter__":
             inside.pop()  # it waits for this one
-        held += inside
+        held += itertools.chain.from_iterable(inside)
+        if (condition := _waited_condition(frame)) is not None:  # which is released meanwhile
+            held = [one for one in held if one is not condition and one is not attribute(condition, "_lock")]
     return held
 
 
-def _exited_by(coro: object) -> list[Any]:
-    """Return the objects whose exits a coroutine or a generator has on its stack, and those that they enter in turn."""
-    found: list[Any] = []
+def _waited_condition(frame: types.FrameType) -> object:
+    if frame.f_code.co_name != "wait" or not is_library(frame):
+        return None
+    owner = frame.f_locals.get("self")
+    return owner if isinstance(owner, _CONDITIONS) else None
+
+
+def _exited_by(coro: object) -> list[list[Any]]:
+    """Return the objects whose exits a coroutine or a generator has on its stack, each with those that it enters in turn."""
+    found: list[list[Any]] = []
     referents = gc.get_referents(coro)
     for one, after in itertools.zip_longest(referents, referents[1:]):
         if isinstance(one, (types.MethodType, types.BuiltinMethodType)) and one.__name__ in _EXITS:
@@ -108,28 +135,56 @@ def _exited_by(coro: object) -> list[Any]:
         else:
             found += _exited_by(cast("Any", one)) if inspect.isasyncgen(one) else []
             continue
-        attributes = _attributes(owner)
+        entered, attributes = [owner], _attributes(owner)
         if type(owner).__module__ == "contextlib":
-            found += _exited_by(attributes.get("gen"))  # of `contextmanager` and `asynccontextmanager`
-            for _, callback in attributes.get("_exit_callbacks", ()):  # of an exit stack
-                found += [callback.__self__] if isinstance(callback, types.MethodType) else []
-        elif isinstance(owner, (locks.Condition, anyio.Condition)):
-            found.append(attributes.get("_lock"))
-        found.append(owner)
+            # Of `contextmanager` and `asynccontextmanager`, and of an exit stack.
+            entered += itertools.chain.from_iterable(_exited_by(attributes.get("gen")))
+            exits = (callback for _, callback in attributes.get("_exit_callbacks", ()))
+            entered += [one.__self__ for one in exits if isinstance(one, types.MethodType)]
+        elif isinstance(owner, _CONDITIONS):
+            entered.append(attribute(owner, "_lock"))
+        found.append(entered)
     return found
 
 
-def refers(task: asyncio.Task[Any], thing: object) -> bool:
-    """Return whether a coroutine or callback of a task has something in a variable, in an attribute of one, or in one of that."""
-    links: Any = [gc.get_referents(coro) for frame, coro in links_of(coroutine_of(task)) if frame is not None]
-    links += [getattr(callback, "__closure__", None) or () for callback, _ in getattr(task, "_callbacks", None) or ()]
-    for ahead in links:
-        for _ in range(3):
-            ahead = [inner_of(one) for one in ahead]
-            if any(one is thing for one in ahead):
-                return True
-            ahead = [value for one in ahead for value in _attributes(one).values()]
-    return False
+class References:
+    """Finds which of some objects tasks have in a variable, in an attribute of one, or in one of that."""
+
+    def __init__(self, wanted: Iterable[int], most: int) -> None:
+        """Create a search for the objects with these ids, which ends when it has looked at `most` objects."""
+        self._wanted = frozenset(wanted)
+        self._left = most
+        self._known: dict[tuple[int, int], tuple[object, frozenset[int]]] = {}  # what tasks share is searched only the first time
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has looked at everything."""
+        return self._left >= 0
+
+    def of(self, task: asyncio.Task[Any]) -> frozenset[int]:
+        """Return the ids of those that the coroutines and callbacks of a task have."""
+        links = [(frame, coro) for frame, coro in links_of(coroutine_of(task)) if frame is not None]
+        ahead: list[Any] = [one for frame, coro in links for one in (*gc.get_referents(coro), *_globals_of(frame))]
+        ahead += [
+            one for callback, _ in getattr(task, "_callbacks", None) or () for one in getattr(callback, "__closure__", None) or ()
+        ]
+        return frozenset[int]().union(*(self._within(one, 2) for one in ahead))
+
+    def _within(self, one: Any, depth: int) -> frozenset[int]:
+        one = inner_of(one)
+        self._left -= 1
+        own = self._wanted & {id(one)}
+        if depth == 0 or self._left < 0 or not (attributes := _attributes(one)):
+            return own
+        if (id(one), depth) not in self._known:
+            self._known[id(one), depth] = one, own.union(*(self._within(value, depth - 1) for value in attributes.values()))
+        return self._known[id(one), depth][1]
+
+
+def _globals_of(frame: types.FrameType) -> list[Any]:
+    """Return the global variables of the user's own that a function names."""
+    scope = {} if is_library(frame) else frame.f_globals
+    return [scope[name] for name in frame.f_code.co_names if name in scope]
 
 
 def inner_of(one: Any) -> Any:

@@ -42,7 +42,8 @@ class WaitNode:
     def __str__(self) -> str:
         text = " ".join((self.name + (f" ({self.detail})" if self.detail else "")).splitlines())
         if self.where is not None:
-            is_said = self.function is None or self.function in re.sub(r"#\d+", "", self.name)
+            named = re.sub(r"#\d+", "", self.name)
+            is_said = self.function is None or re.search(rf"(?<!\w){re.escape(self.function)}(?!\w)", named)
             function = "" if is_said else f"{self.function} at "
             text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
         return text if self.secs is None else f"{text}, {secs_text(self.secs)}"

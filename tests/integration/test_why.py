@@ -105,6 +105,15 @@ def test_another_process_that_is_stopped(hang: Hang, ask: Ask, tmp_path: Path) -
     assert {node["kind"] for node in json.loads(text)["nodes"]} >= {"session", "hook", "step", "process"}
 
 
+def test_a_deadlock_over_two_processes(hang: Hang, ask: Ask, tmp_path: Path) -> None:
+    """Each waits for a step of the other's run; asked by the name of one of the runs."""
+    url = f"local://{tmp_path / 'steps'}"
+    for name in ("actor", "learner"):
+        hang(name, url)
+    wants = rf"Want.before_run at \S*{re.escape(line_of('two_runs'))}, {SECS} <- step 9 of (rollouts|weights)"
+    ask(rf"(?m)^deadlock: .*{wants} .*{wants}", "weights")
+
+
 def test_a_dead_publisher_whose_lease_has_not_run_out(hang: Hang, ask: Ask, tmp_path: Path) -> None:
     """The step store still counts on a publisher that the system knows to be dead."""
     with running("valkey", tmp_path, keeps=False) as server:

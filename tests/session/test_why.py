@@ -301,10 +301,10 @@ def test_a_server_that_does_not_speak_http(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_registration_of_a_killed_process_is_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A process that was killed could not do it."""
+    """A process that was killed could not do it; one that takes part in no run has only a socket."""
     folder.mkdir(mode=0o700)
-    for ending in ("json", "sock"):
-        (folder / f"4194304.{ending}").write_text('{"runs": ["digits"]}')
+    for name in ("4194304.json", "4194304.sock", "4194305.sock"):
+        (folder / name).write_text('{"runs": ["digits"]}')
     assert main(["why", "digits"]) == 1
     assert files(folder) == []
 

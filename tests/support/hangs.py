@@ -183,6 +183,27 @@ async def publishes(url: str) -> None:
         await asyncio.Event().wait()  # publishes
 
 
+async def actor(url: str) -> None:
+    """Waits for new weights, which the learner makes of what this one makes."""
+    await run_until("rollouts", "weights", url)
+
+
+async def learner(url: str) -> None:
+    """Waits for new rollouts."""
+    await run_until("weights", "rollouts", url)
+
+
+async def run_until(own: str, other: str, url: str) -> None:
+    """Run steps of a run that wait for a step of another one."""
+    async with ah.open_step_store(url, run=own) as store, ah.open_step_store(url, run=other) as awaited:
+
+        class Want(ah.SessionRunHook):
+            async def before_run(self, run_context: ah.SessionRunContext) -> None:
+                await awaited.wait_for(9)  # two_runs
+
+        await run_steps(Want(), store=store)
+
+
 async def version(url: str) -> None:
     """No version is published."""
     await run_steps(Gate())

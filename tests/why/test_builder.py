@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import re
 import socket
 import threading
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -51,18 +51,6 @@ async def lines() -> list[str]:
 def found(text: list[str], pattern: str) -> bool:
     """Return whether a line has this; `@` is a place."""
     return any(re.search(pattern.replace("@", r"\S+\.py:\d+"), line) for line in text)
-
-
-async def test_a_sleep_that_is_over() -> None:
-    """A task that the loop has not woken yet has 0 s left, and not less."""
-    sleep = asyncio.sleep  # is what the graph shows: nothing waits by it
-    async with starting() as start:
-        start(sleep(0.001), "late")
-        await ticks(1)
-        until = time.monotonic() + 0.002
-        while time.monotonic() < until:
-            pass
-        assert found(wait_graph([asyncio.get_running_loop()]).lines(), r"task 'late'.* waits for asyncio.sleep \(0 s left\)")
 
 
 class Holder:
@@ -134,6 +122,120 @@ async def test_a_task_that_wants_its_own_lock() -> None:
 
         start(twice(), "twice")
         assert found(await lines(), r"^deadlock: task 'twice'.* <- lock (`holder.lock` )?\(held\) <- task 'twice'")
+
+
+@pytest.mark.parametrize("how", ["context manager", "condition", "condition of anyio"])
+async def test_a_task_that_enters_a_block_does_not_hold_its_lock(how: str) -> None:
+    """It waits for the one that has acquired it, and that is no deadlock."""
+    async with starting() as start:
+        holder = Holder()
+        conditions: dict[str, Any] = {"condition": asyncio.Condition(), "condition of anyio": anyio.Condition()}
+        await conditions.get(how, holder.lock).acquire()
+
+        async def want() -> None:
+            async with conditions.get(how) or holder.entered():
+                pass
+
+        start(want(), "wants")
+        text = await lines()
+        assert found(
+            text, r"^task 'wants'.* waits for lock .*\(held, its holder is not known: no task is in a `with` block of it"
+        )
+        assert len(text) == 2, text
+
+
+@pytest.mark.parametrize("kind", [asyncio.Condition, anyio.Condition])
+async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(kind: Callable[[], Any]) -> None:
+    """It has released it, and wants it again when it was notified."""
+    async with starting() as start:
+        condition = kind()
+
+        async def wait() -> None:
+            async with condition:
+                await condition.wait()
+
+        async def hold(*, notify: bool) -> None:
+            async with condition:
+                if notify:
+                    condition.notify(1)
+                await asyncio.Event().wait()
+
+        start(wait(), "notified")
+        start(wait(), "not notified")
+        await ticks()
+        start(hold(notify=True), "holds")
+        text = await lines()
+        assert found(text, r"task 'notified', .* waits for lock `condition` \(held\) <- task 'holds'"), text
+        assert found(text, r"task 'not notified', .* waits for condition `condition` \(not notified"), text
+        assert not found(text, r"\(held\) <- (perhaps )?task '(not )?notified'"), text
+
+
+async def test_futures_that_are_shielded_or_gathered() -> None:
+    """What they are awaited by is not what sets them."""
+    async with starting() as start:
+        future = asyncio.get_running_loop().create_future()
+        start(shielded(future), "shield")
+        sleeps, waits = start(anyio.sleep_forever(), "sleeps"), start(asyncio.Event().wait(), "waits")
+        start(gathered(future, asyncio.shield(sleeps), waits), "gather")
+        start(shielded(asyncio.gather(waits, future)), "both")
+        text = await lines()
+        assert found(text, r"^task 'shield', shielded at \S+$"), text
+        assert found(text, r"^task 'gather', .* waits for task 'sleeps'"), text
+        assert found(text, r"^task 'gather', .* waits for task 'waits'"), text
+        assert len([line for line in text if line.startswith("task 'both'")]) == 1, text
+        assert found(text, r"^task 'both', .* waits for task 'waits'"), text
+
+
+async def test_a_name_is_that_of_what_is_waited_for() -> None:
+    """Not that of a module or another object whose function waits for it."""
+    async with starting() as start:
+        lock, event = asyncio.Lock(), asyncio.Event()
+        await lock.acquire()
+
+        async def enter() -> None:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(lock)
+
+        async def limited() -> None:
+            await asyncio.wait_for(event.wait(), 1000)
+
+        start(enter(), "enters")
+        start(limited(), "limited")
+        text = await lines()
+        assert found(text, r"^task 'enters', .* waits for lock \(held, its"), text
+        assert found(text, r"^task 'limited', .* (waits for|<-) event \(not set"), text
+
+
+async def test_a_sleep_that_a_blocked_loop_does_not_end() -> None:
+    """Since when it should have ended is said."""
+    async with starting() as start:
+        brief = functools.partial(asyncio.sleep, 0.001)  # which the loop does not come to end here
+        start(brief(), "sleeps")
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        while not found(text := wait_graph([loop]).lines(), r"^task 'sleeps' waits for asyncio.sleep \(ended \S+ s ago\)$"):
+            assert found(text, r"^task 'sleeps' waits for asyncio.sleep \(\d\S* s left\)$"), text
+
+
+of_module: asyncio.Queue[int]
+
+
+async def test_who_has_it_in_a_global_variable() -> None:
+    """A task whose function names it could end the wait."""
+    global of_module
+    async with starting() as start:
+        of_module = asyncio.Queue()
+
+        async def fill() -> None:
+            await asyncio.Event().wait()
+            of_module.put_nowait(1)
+
+        async def get() -> None:
+            await of_module.get()
+
+        start(fill(), "fill")
+        start(get(), "get")
+        assert found(await lines(), r"task 'get', .* waits for queue `of_module` \(empty\) <- perhaps task 'fill'")
 
 
 async def test_what_asyncio_and_anyio_have() -> None:
@@ -292,14 +394,14 @@ async def test_the_line_is_not_that_of_an_installed_package() -> None:
         assert found(text, r"'its own', acquire at /lib/site-packages/pool.py:3 waits for event")
 
 
-async def gathered(task: asyncio.Task[Any]) -> None:
+async def gathered(*awaitables: Awaitable[Any]) -> None:
     """Wait under `gather`."""
-    await asyncio.gather(task, asyncio.sleep(0))
+    await asyncio.gather(*awaitables, asyncio.sleep(0))
 
 
-async def shielded(task: asyncio.Task[Any]) -> None:
+async def shielded(future: asyncio.Future[Any]) -> None:
     """Wait under `shield`."""
-    await asyncio.shield(task)
+    await asyncio.shield(future)
 
 
 async def until_done(future: concurrent.futures.Future[None]) -> None:
@@ -337,6 +439,7 @@ async def test_threads() -> None:
 
             start(call(want), "first")
             start(call(held.wait), "second")
+            start(call(held.wait), "another")
             elsewhere: concurrent.futures.Future[None] = concurrent.futures.Future()
             start(until_done(elsewhere), "third")
             try:
@@ -346,12 +449,40 @@ async def test_threads() -> None:
                 ):
                     pass
                 assert found(text, r"task 'first', .* waits for thread 'pool_0', .*want at @")
-                assert found(text, r"task 'second', .* waits for a free thread of the executor \(1 are busy\) <- thread 'pool_0'")
+                assert found(text, r"'(second|another)', .* waits for a free thread .*\(1 are busy\) <- thread 'pool_0'")
                 assert not found(text, r"task 'third', .* free thread")  # it is no call of this executor
+                assert [node.kind for node in wait_graph([loop]).nodes].count("pool") == 1
             finally:
                 end.set()
                 owner.join()
             await ticks()
+
+
+async def test_a_thread_that_is_about_to_enter_a_block() -> None:
+    """It holds the locks before, and not the one that it waits for, also where the block is on one line."""
+    async with starting() as start:
+        first, second = threading.Lock(), threading.Lock()
+
+        def want_both() -> None:
+            with first:  # noqa: SIM117
+                with second: pass  # fmt: skip # noqa: E701
+
+        def want() -> None:
+            with first: pass  # fmt: skip # noqa: E701
+
+        with second:
+            threads = [start(asyncio.to_thread(want_both), "wants both")]
+            await until_true(first.locked)
+            threads.append(start(asyncio.to_thread(want), "wants one"))
+            patterns = (
+                r"want at @ <- lock `first` \(held\) <- thread '\w+', .*want_both at @",
+                r"want_both at @ <- lock `second` \(held",
+            )
+            text = await lines()
+            while not all(found(text, pattern) for pattern in patterns):
+                text = await lines()
+            assert not found(text, "^deadlock"), text
+        await asyncio.gather(*threads)
 
 
 async def test_no_code_of_users_is_called() -> None:
@@ -440,6 +571,27 @@ async def test_thousands_of_tasks_are_not_searched(monkeypatch: pytest.MonkeyPat
         for number in range(6):
             start(asyncio.Queue[int]().get(), f"task {number}")
         assert found(await lines(), r"task 'task \d'.* waits for queue \(empty, too many tasks to search\)")
+
+
+async def test_what_many_tasks_share_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of one client, each of which waits for something of its own, are a search of all of them and of the client."""
+    monkeypatch.setattr(builder, "_MOST_SEARCHED", 2_000)
+
+    class Client:
+        def __init__(self) -> None:
+            self.connections = [Client.__new__(Client) for _ in range(100)]
+            self.__dict__ |= {f"connection_{number}": one for number, one in enumerate(self.connections)}
+
+        async def request(self) -> None:
+            await asyncio.Event().wait()
+
+    async with starting() as start:
+        client = Client()
+        for number in range(50):
+            start(client.request(), f"task {number}")
+        text = await lines()
+        assert found(text, r"task 'task \d+', .* waits for event \(not set, no task that could set it was found\)")
+        assert not found(text, "too many tasks")
 
 
 async def test_the_first_of_several_tasks_is_enough() -> None:

@@ -36,6 +36,7 @@ def test_text() -> None:
     """The deadlocks come first, and chains end where they reach one."""
     node = WaitNode("a", "hook", "A.after_run", "stuck", "A.after_run", "/x/y.py:3", 2.5)
     assert str(node) == "A.after_run (stuck), /x/y.py:3, 2.5 s"
+    assert str(WaitNode("a", "session", "session 'a'", function="sess", where="/x/y.py:3")) == "session 'a', sess at /x/y.py:3"
     lines = graph("a-b", "b-c", "c-b").lines()
     assert lines == ["deadlock: b, f at /x/b.py:1 <- c, f at /x/c.py:1 <- b", "a, f at /x/a.py:1 waits for b, in the deadlock"]
     assert (
