@@ -232,7 +232,7 @@ class EffectsHook(SessionRunHook, Waiting):
         return self.unsaved >= self._max_pending
 
     def mark(self) -> int:
-        """Return what `release` wants when the state that was taken now is durable."""
+        """Return what `release` wants when the state that was taken last is durable."""
         self._marked, self._changed = self._last, False
         return self._last
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
 
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.clock import sleep
+from aiohooks.testing import choose, explore
 from tests.support.sessions import counting_graph, use_up
 from tests.support.waiting import parked, ticks, until_true
 
@@ -107,3 +111,66 @@ async def test_a_feed_of_a_run_that_is_cancelled_in_its_commit(refused: bool) ->
         assert running.cancelled()
         await use_up(steps)
     assert (fed, store.latest.step) == ([1, 1, 2, 3] if refused else [1, 2, 3], 3)
+
+
+class UnreliableStore(ah.MemoryStepStore):
+    """A store whose `advance` takes its time, or is refused."""
+
+    inline: ClassVar[bool] = False
+
+    async def advance(self, by: int = 1) -> int:
+        await sleep(choose(0, 0.01))
+        if choose(False, True):
+            raise OSError("refused")
+        step = await super().advance(by)
+        await sleep(choose(0, 0.01))
+        return step
+
+
+async def train_with_time_limits() -> None:
+    """Make runs that fail, and some that a time limit ends anywhere; in the end all agree about which of them count."""
+    store, graph, read, raw = UnreliableStore(), counting_graph(), list[int](), list[ah.Session]()
+    loops: list[Any] = []
+
+    @graph.train_op(adds_to="total", name="record")
+    async def record(x: int) -> int:
+        ah.effect("recorded", x)
+        await sleep(choose(0, 0.01))
+        return 1
+
+    async def deliver(_: ah.Effect) -> None:
+        await sleep(choose(0, 0.01))
+
+    async def feeds() -> AsyncIterator[dict[str, int]]:
+        for number in range(6):
+            read.append(number)
+            yield {"x": number}
+
+    @ah.hook("after_create_session")
+    async def keep(session: ah.Session, coord: ah.Coordinator) -> None:
+        raw.append(session)
+
+    effects = ah.EffectsHook({"recorded": deliver}, when="commit", drain_secs=None)
+    session = ah.AsyncMonitoredSession(graph, [keep, effects, ah.StopAtStepHook(last_step=5)], global_step=store)
+    try:
+        async with session:
+            steps = session.steps("record", feeds=feeds(), prefetch=choose(0, 1))
+            loops.append(steps)
+            ended = False
+            while not ended:
+                with contextlib.suppress(TimeoutError, OSError):
+                    async with asyncio.timeout(choose(None, 0.015)):
+                        ended = await anext(steps, None) is None
+    finally:
+        (status,) = effects.status()
+        counted = [one.variables.snapshot()["total"] for one in raw]
+        counted += [len(read) - len(one.unused) for one in loops]
+        counted += [status.delivered + status.pending]
+        assert {*counted} == {store.latest.step}, counted
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
+async def test_variables_feeds_and_effects_are_those_of_the_step() -> None:
+    """However runs end: in any order, refused, cancelled, stopped, or at a time limit."""
+    explored = await explore(train_with_time_limits, seeds=60)
+    assert explored.disturbances.keys() >= {"cancel", "choice", "stop", "timeout"}
