@@ -268,6 +268,8 @@ class AsyncMonitoredSession(Requests):
                 try:
                     if state.current.errors:
                         raise state.current.errors[0]
+                    if state.session is None:  # a recovery was cancelled
+                        await supervisor.new_session(state.waits)
                     step = call_step_fn(fn, StepContext(state, lock, run))
                     return await Wait[T]("a step function", waits=state.waits).result_of(step)
                 except BaseException as error:

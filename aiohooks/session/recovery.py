@@ -267,9 +267,6 @@ class SessionSupervisor(Waiting):
                     if waits is not None:
                         waits.reset()
                     if not self.state.recovers(again):
-                        # After a clean end `end` gets the new session; any other error has left it half announced.
-                        if not is_clean_end(again):
-                            self.state.recovery_error = again
                         raise
                     error, step = again, None
         except BaseException as raised:
@@ -354,8 +351,17 @@ class SessionSupervisor(Waiting):
             await self._replace(error, None, None)
 
     async def new_session(self, waits: RunWaits | None) -> Session:
-        """Create a session in a run: in a recovery, or after one that was interrupted before it had created it."""
-        return await Wait[Session]("creating a session", waits=waits).result_of(self._create())
+        """Create a session in a run: in a recovery, or after one that was cancelled."""
+        try:
+            return await Wait[Session]("creating a session", waits=waits).result_of(self._create())
+        except asyncio.CancelledError:
+            await self._close_session("its creation was cancelled")  # it is half announced: the next run creates another
+            raise
+        except BaseException as error:
+            # After a clean end `end` gets the new session; any other error has left it half announced.
+            if not self.state.recovers(error) and not is_clean_end(error):
+                self.state.recovery_error = error
+            raise
 
     async def _create(self, *, in_drain: bool = True) -> Session:
         """Create a session and give it to the hooks; in a run (`in_drain`) a drain lets it wait for others."""

@@ -146,7 +146,8 @@ class Steps(Generic[T_co]):
             element = fed = None
             if source is not None:
                 if not isinstance(source, PlainFeeds):
-                    if state.current.errors and state.recovers(state.current.errors[0]):
+                    # A recovery that was cancelled leaves no session, and nothing reads the feeds.
+                    if state.session is None or (state.current.errors and state.recovers(state.current.errors[0])):
                         await self._session.run_step_fn(_do_nothing)
                     await source.wait_ready(self._wait_for_feed)
                 element = source.take()

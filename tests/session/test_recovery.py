@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.clock import sleep
 from aiohooks.session.recovery import RecoveryHistory
 from aiohooks.stores import open_step_store
-from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
+from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, choose, explore
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, outcome, recovery_policy, use_up
@@ -164,6 +167,43 @@ async def test_a_cancel_ends_the_pause_and_the_recovery(clock: ManualClock, agai
     repeated = ["after_create_session", "before_run", "after_run", "end"] if again else []
     assert hook.phases() == ["begin", "after_create_session", "before_run", *repeated, "close"]
     assert [one.closed for one in sessions.sessions] == [True] * (1 + again)
+
+
+async def train_with_time_limits() -> None:
+    """Use all feeds in spite of failures, and of a time limit that ends steps and recoveries anywhere."""
+    used, phases = list[int](), RecordingHook()
+
+    async def step(batch: int) -> None:
+        await sleep(choose(0, 0.01))
+        if choose(False, True):
+            raise ah.AbortedError("lost")
+        used.append(batch)
+
+    async def feeds() -> AsyncIterator[int]:
+        for number in range(4):
+            await sleep(choose(0, 0.01))
+            yield number
+
+    @ah.hook("after_create_session")
+    async def connect(session: ah.Session, coord: ah.Coordinator) -> None:
+        await sleep(choose(0, 0.01))
+
+    policy = recovery_policy(max_attempts=1000, no_progress_limit=1000, backoff=ah.Backoff(0.01))
+    async with ah.AsyncMonitoredSession(step, [connect, phases], recovery=policy) as session:
+        steps = session.steps((), feeds=feeds(), prefetch=choose(0, 1))
+        while not session.should_stop():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(choose(None, 0.015)):
+                    await use_up(steps)
+                    break
+    # A step that was cancelled before its commit is made again.
+    assert ([*dict.fromkeys(used)], phases.phases()[-2:]) == ([0, 1, 2, 3], ["end", "close"])
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
+async def test_a_loop_continues_after_a_cancel_anywhere_in_a_recovery() -> None:
+    """In the pause, in the creation of the session, in a hook's part of it: the next step makes another session."""
+    await explore(train_with_time_limits, seeds=60, disturb=["order", "slow", "choice"])
 
 
 # -- giving up
