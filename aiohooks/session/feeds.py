@@ -369,7 +369,7 @@ class FeedsAhead(_Source, Waiting):
             error, self._failure = self._failure, None
             raise_unchanged(error)
         if not self._left:
-            if self in self._session.ahead:
+            if not self.in_use and self in self._session.ahead:
                 self._session.ahead.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
         taken = self.in_use[current_task()] = self._left.popleft()
@@ -382,6 +382,7 @@ class FeedsAhead(_Source, Waiting):
             return  # these feeds were restored meanwhile
         if self._reader is None and self._stateful is not None:
             self._stateful.load_state_dict(taken.before)
+            self._ended, self._failure = False, None  # which come again, behind the element
         else:
             self._left.appendleft(taken)
 

@@ -174,6 +174,41 @@ async def test_a_second_loop_does_not_use_an_element_that_comes_again(tmp_path: 
         assert await session.run("seen") == ALL
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_a_second_loop_that_has_ended_leaves_what_the_other_uses(tmp_path: Path, prefetch: int) -> None:
+    """The run of the last element fails after its commit, when the other loop has ended: all since the checkpoint comes again."""
+    feed, other_has_ended, failed = Feed(), asyncio.Event(), list[int]()
+
+    async def fail_last(context: ah.SessionRunContext, values: ah.SessionRunValues) -> None:
+        if len(context.session.variables.snapshot()["seen"]) == COUNT and not failed:
+            failed.append(COUNT)
+            await other_has_ended.wait()
+            raise ah.AbortedError("lost")
+
+    async def use(steps: ah.session.Steps[Any]) -> None:
+        await use_up(steps)
+        other_has_ended.set()
+
+    hooks = [PhaseHook("after_run", fail_last), saving(5, background=False)]
+    creator = training(fails_once(), tmp_path, feed=feed)
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=recovery_policy()) as session:
+        steps = session.steps("train", feeds=feed, prefetch=prefetch)
+        await asyncio.gather(use(steps), use(steps))
+        assert await session.run("seen") == ALL
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+async def test_the_last_element_of_a_run_that_failed_comes_again(prefetch: int) -> None:
+    """Although the feeds have been read to their end: a loop that goes on after the failure gets it."""
+    feed, fail = Feed(), fails_once(("step", COUNT))
+    async with ah.AsyncSingularMonitoredSession(training(fail, feed=feed)) as session:
+        steps = session.steps("train", feeds=feed, prefetch=prefetch)
+        with pytest.raises(ah.UnavailableError):
+            await use_up(steps)
+        await use_up(steps)
+        assert await session.run("seen") == ALL
+
+
 @pytest.mark.parametrize("prefetch", [0, 3])
 async def test_a_state_that_is_taken_before_the_commit_is_the_one_before_the_element(prefetch: int) -> None:
     """A hook that takes the state of the session in `before_run` gets that of the step before."""
