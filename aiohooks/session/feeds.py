@@ -289,10 +289,11 @@ class QueueFeeds(_Source):
 
 
 class _Taken(NamedTuple):
-    """An element, and the state of the feeds before it, if they have any."""
+    """An element, the state of the feeds before it, if they have any, and its place in their order."""
 
     element: Any
     before: Any
+    number: int
 
 
 class FeedsAhead(_Source, Waiting):
@@ -314,6 +315,8 @@ class FeedsAhead(_Source, Waiting):
         self._left: deque[_Taken]
         self._read_state: Any = None
         """The state of the feeds behind the element that was read last."""
+        self._number = 0
+        """The place of the element that is read next."""
         self.in_use: dict[asyncio.Task[Any], _Taken] = {}
         """The elements that runs of these tasks use, or are about to."""
         self._failure: Exception | None = None
@@ -380,11 +383,11 @@ class FeedsAhead(_Source, Waiting):
         taken = self.in_use.pop(current_task(), None)
         if taken is None:
             return  # these feeds were restored meanwhile
-        if self._reader is None and self._stateful is not None:
+        if self._reader is not None or self._stateful is None:
+            self._left.insert(sum(one.number < taken.number for one in self._left), taken)
+        elif taken.number < self._number:  # else another loop has put an earlier one back
             self._stateful.load_state_dict(taken.before)
-            self._ended, self._failure = False, None  # which come again, behind the element
-        else:
-            self._left.appendleft(taken)
+            self._number, self._ended, self._failure = taken.number, False, None  # what is behind the element comes again
 
     def use(self, element: Any) -> None:
         self.in_use.pop(current_task(), None)
@@ -444,6 +447,7 @@ class FeedsAhead(_Source, Waiting):
             self._reader = None
             if not used and self._stateful is not None:
                 self._stateful.load_state_dict(self._asked_state)
+                self._number = self._left[0].number if self._left else self._number
                 self._left.clear()
 
     async def _take_all(self) -> None:
@@ -493,8 +497,8 @@ class FeedsAhead(_Source, Waiting):
         finally:  # a thread ends with its element, also after a cancel
             for element, behind in taken:
                 if element is not _END:
-                    self._left.append(_Taken(element, self._read_state))
-                    self._read_state = behind
+                    self._left.append(_Taken(element, self._read_state, self._number))
+                    self._read_state, self._number = behind, self._number + 1
             self._notify_change()
         return taken[0][0] is not _END
 

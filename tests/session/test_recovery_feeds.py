@@ -197,9 +197,30 @@ async def test_a_second_loop_that_has_ended_leaves_what_the_other_uses(tmp_path:
         assert await session.run("seen") == ALL
 
 
+@pytest.mark.parametrize("count", [2, COUNT])
+@pytest.mark.parametrize("order", [1, -1])
+async def test_what_two_loops_put_back_is_in_order(count: int, order: int) -> None:
+    """Two runs are cancelled, one after the other: the feeds continue with the first of their elements, also at their end."""
+    feed, holds = Feed(count), asyncio.Event()
+
+    async def wait(context: ah.SessionRunContext) -> None:
+        await holds.wait()
+
+    async with ah.AsyncMonitoredSession(training(fails_once(), feed=feed), [PhaseHook("before_run", wait)]) as session:
+        steps = session.steps("train", feeds=feed, prefetch=1)
+        loops = [asyncio.create_task(use_up(steps)) for _ in range(2)]
+        await ticks(20)
+        for loop in loops[::order]:
+            loop.cancel()
+            await asyncio.wait([loop])
+        holds.set()
+        await use_up(steps)
+        assert await session.run("seen") == ALL[:count]
+
+
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 async def test_the_last_element_of_a_run_that_failed_comes_again(prefetch: int) -> None:
-    """Although the feeds have been read to their end: a loop that goes on after the failure gets it."""
+    """Although the feeds have been read to their end: a loop that continues after the failure gets it."""
     feed, fail = Feed(), fails_once(("step", COUNT))
     async with ah.AsyncSingularMonitoredSession(training(fail, feed=feed)) as session:
         steps = session.steps("train", feeds=feed, prefetch=prefetch)
