@@ -637,7 +637,8 @@ def _quiet(errors: list[str]) -> Generator[None]:
     gc.collect()
     logging.disable()
     gc.disable()
-    gc.freeze()  # what was there before need not be looked at after each run
+    if freezes := not gc.get_freeze_count():  # else the program has done so, which must not be undone
+        gc.freeze()  # what was there before need not be looked at after each run
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
     made = overlap.make_task, cancel.make_task
     overlap.make_task = cancel.make_task = NumberedTask
@@ -650,7 +651,8 @@ def _quiet(errors: list[str]) -> Generator[None]:
     finally:
         overlap.make_task, cancel.make_task = made
         sys.unraisablehook = hook
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         logging.disable(disabled)
         if was_enabled:
             gc.enable()

@@ -491,6 +491,17 @@ async def test_the_loop_that_explores_is_as_it_was_before() -> None:
         await later
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+async def test_what_a_program_has_frozen_remains_frozen(frozen: bool) -> None:
+    """Where a large program has taken its objects out of garbage collections, the next ones are not slow; else nothing is."""
+    gc.freeze() if frozen else gc.unfreeze()
+    try:
+        await explore(trio_like_group, seeds=5)
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.freeze()
+
+
 async def test_outside_of_an_exploration_unreliable_functions_are_reliable() -> None:
     """They do what the function does."""
 
