@@ -195,13 +195,11 @@ class AsyncMonitoredSession(Requests):
         waits = state.waits
         if self._feeds.set_back and current_task() in self._feeds.set_back:
             raise FeedsSetBack
-        if state.current.errors:
-            raise state.current.errors[0]
         if options is not None:
             check_mapping(options, "options")
         session = state.session
-        if session is None:
-            session = await supervisor.new_session(waits)
+        if session is None or state.current.errors:
+            session = await supervisor.session_of_run(waits)
         step = session.global_step.latest.step + 1
         recording = waits.recording
         if hooks.in_runs or recording is not None:
@@ -266,10 +264,7 @@ class AsyncMonitoredSession(Requests):
             while True:
                 attempt += 1
                 try:
-                    if state.current.errors:
-                        raise state.current.errors[0]
-                    if state.session is None:  # a recovery was cancelled
-                        await supervisor.new_session(state.waits)
+                    await supervisor.session_of_run(state.waits)
                     step = call_step_fn(fn, StepContext(state, lock, run))
                     return await Wait[T]("a step function", waits=state.waits).result_of(step)
                 except BaseException as error:

@@ -261,7 +261,7 @@ class SessionSupervisor(Waiting):
                 why = self._decide(error, step)
                 await Wait[None]("a recovery", waits=waits).result_of(self._close_failed_session(error, why))
                 try:
-                    await self.new_session(waits)
+                    await self._new_session(waits)
                     return
                 except BaseException as again:
                     if waits is not None:
@@ -350,7 +350,14 @@ class SessionSupervisor(Waiting):
                 raise
             await self._replace(error, None, None)
 
-    async def new_session(self, waits: RunWaits | None) -> Session:
+    async def session_of_run(self, waits: RunWaits | None) -> Session:
+        """Return the session for a run; after a recovery that was cancelled, another one. Raise the failure of a task."""
+        if self.state.current.errors:
+            raise self.state.current.errors[0]
+        session = self.state.session
+        return await self._new_session(waits) if session is None else session
+
+    async def _new_session(self, waits: RunWaits | None) -> Session:
         """Create a session in a run: in a recovery, or after one that was cancelled."""
         try:
             return await Wait[Session]("creating a session", waits=waits).result_of(self._create())
