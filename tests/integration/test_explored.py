@@ -17,13 +17,12 @@ from tests.fuzz.explored.programs import BUGS, PROGRAMS, results
 from tests.fuzz.explored.scenarios import SCENARIOS
 from tests.fuzz.random_programs.programs import ERRORS, Program, draw
 
-every_python = pytest.mark.every_python
+pytestmark = pytest.mark.every_python
 one_loop = pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 
 SEEDS = 10
 
 
-@every_python
 @pytest.mark.slow
 def test_programs_keep_their_laws_however_they_are_disturbed() -> None:
     """Cancelled anywhere, in any place, in any order: a program is cancelled and leaks nothing."""
@@ -40,7 +39,6 @@ def test_there_are_as_many_programs_as_it_says() -> None:
     assert len(PLACES) == 9
 
 
-@every_python
 @one_loop
 @pytest.mark.parametrize("scenario", SOUND, ids=lambda scenario: scenario.name)
 async def test_sound_code_passes(scenario: SessionScenario) -> None:
@@ -56,7 +54,6 @@ async def test_an_injected_bug_is_found(name: str) -> None:
     assert bug.finding in await finding(bug.program, bug.finding, seeds=60)
 
 
-@every_python
 @one_loop
 async def test_random_programs_have_all_kinds_of_actions() -> None:
     """Five hundred of them have each action, each kind of error and each attribute of a hook."""
