@@ -634,11 +634,11 @@ def _outside_of_loop() -> Generator[None]:
 def _quiet(errors: list[str]) -> Generator[None]:
     """Log nothing in the block, and collect the errors of finalisers; garbage is collected between two runs only."""
     disabled, hook, was_enabled = logging.root.manager.disable, sys.unraisablehook, gc.isenabled()
-    gc.collect()
     logging.disable()
     gc.disable()
-    if freezes := not gc.get_freeze_count():  # else the program has done so, which must not be undone
-        gc.freeze()  # what was there before need not be looked at after each run
+    # What was there before need not be looked at after each run; what the program has frozen itself remains frozen.
+    freezes = not gc.get_freeze_count()
+    gc.freeze() if freezes else gc.collect()
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
     made = overlap.make_task, cancel.make_task
     overlap.make_task = cancel.make_task = NumberedTask
