@@ -269,9 +269,15 @@ def _slow_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(os, name, functools.partial(slow, getattr(os, name)))
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _quick_collections() -> None:
-    """Freeze existing objects, so that the garbage collection of `no_leaks` after each test is quick."""
+    """Freeze what imports have made, so that the garbage collections of `no_leaks` and of `explore` are quick."""
+    freeze(len(sys.modules))
+
+
+@functools.cache
+def freeze(imported: int) -> None:
+    """Freeze all objects, once for each number of imported modules."""
     gc.collect()
     gc.freeze()
 

@@ -636,9 +636,10 @@ def _quiet(errors: list[str]) -> Generator[None]:
     disabled, hook, was_enabled = logging.root.manager.disable, sys.unraisablehook, gc.isenabled()
     logging.disable()
     gc.disable()
-    # What was there before need not be looked at after each run; what the program has frozen itself remains frozen.
-    freezes = not gc.get_freeze_count()
-    gc.freeze() if freezes else gc.collect()
+    unfreezes = not gc.get_freeze_count()  # else the program itself has frozen objects, which must remain so
+    if not unfreezes:
+        gc.collect()  # garbage would remain, too
+    gc.freeze()  # what was there before need not be looked at after each run
     sys.unraisablehook = lambda unraisable: errors.append(describe_unraisable(unraisable))
     made = overlap.make_task, cancel.make_task
     overlap.make_task = cancel.make_task = NumberedTask
@@ -651,7 +652,7 @@ def _quiet(errors: list[str]) -> Generator[None]:
     finally:
         overlap.make_task, cancel.make_task = made
         sys.unraisablehook = hook
-        if freezes:
+        if unfreezes:
             gc.unfreeze()
         logging.disable(disabled)
         if was_enabled:
