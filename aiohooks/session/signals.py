@@ -17,7 +17,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, TypeGuard
+from typing import Any, Literal
 
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
@@ -232,7 +232,7 @@ class _SignalHandlers:
             _logger.warning("%s: %s cannot be handled here, and is left alone: %s", label, number.name, error)
             return
         self._previous[number] = previous
-        if _is_replaced(previous) and not _is_of_runner(previous):
+        if _owner_of(previous) == "program":
             _logger.warning(
                 "%s: %s has a handler already, %r, and the session replaces it while it is open; "
                 "in a server that handles the signals leave handle_signals out",
@@ -315,11 +315,12 @@ class _SignalHandlers:
         for session in self._sessions:
             _logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
         tasks = {session.task: session.task.cancelling() for session in self._sessions}
-        previous = self._previous.get(number, signal.getsignal(number))
-        if previous == signal.SIG_DFL or _is_of_why(previous):
+        previous: Any = self._previous.get(number, signal.getsignal(number))
+        owner = _owner_of(previous)
+        if owner == "system":
             self._exit_code = 128 + number
         try:
-            if _is_replaced(previous):
+            if owner in ("runner", "program"):
                 previous(number, None)  # that of asyncio.run cancels the main task and raises KeyboardInterrupt in the end
         finally:
             for task, cancelling in tasks.items():
@@ -376,22 +377,18 @@ def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
     return _last_signals.get(loop)
 
 
-def _is_replaced(handler: Any) -> TypeGuard[Callable[[int, None], object]]:
-    """Return whether the handler would do more than end the program, and is not called while a session handles the signal."""
-    if not callable(handler) or handler is signal.default_int_handler or _is_of_why(handler):
-        return False
-    # A loop's own, of uvloop or asyncio: the loop calls what was added to it, whatever handler is installed.
-    of_loop = isinstance(getattr(handler, "__self__", None), asyncio.AbstractEventLoop)
-    return not of_loop and getattr(handler, "__module__", None) != "asyncio.unix_events"
-
-
-def _is_of_why(handler: Any) -> bool:
-    """Return whether it only prints why the process waits, for a signal that nothing else handles."""
-    return getattr(handler, "__module__", None) == "aiohooks.session.why"
-
-
-def _is_of_runner(handler: Any) -> bool:
-    return isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner)
+def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "program"]:
+    """Return whose the handler is; the system's ends the process, as does a signal for which `why` has one that only prints."""
+    module = getattr(handler, "__module__", None)
+    if handler == signal.SIG_DFL or module == "aiohooks.session.why":
+        return "system"
+    if not callable(handler) or handler is signal.default_int_handler:
+        return "Python"
+    if isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
+        return "runner"
+    # The loop, uvloop's or asyncio's, calls what was added to it whatever handler is installed.
+    of_loop = module == "asyncio.unix_events" or isinstance(getattr(handler, "__self__", None), asyncio.AbstractEventLoop)
+    return "loop" if of_loop else "program"
 
 
 def _exit(code: int, task: asyncio.Task[Any]) -> None:
