@@ -213,7 +213,7 @@ class EffectsHook(SessionRunHook, Waiting):
         return not self._has_room()
 
     async def wait_for_room(self) -> None:
-        """Wait while too many can be delivered and are not; a stop ends the wait."""
+        """Wait while too many can be delivered and are not; a stop ends the wait, a drain does not: its runs need room, too."""
         assert self._coord is not None
         with contextlib.suppress(StopRequestedError):
             await self._coord.until(self._wait_until(self._has_room))

@@ -20,7 +20,7 @@ from aiohooks._aio.clock import sleep
 from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ExplorationError, ManualClock, choose, explore, unreliable
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
-from tests.support.sessions import NO_BACKOFF
+from tests.support.sessions import NO_BACKOFF, Loader
 from tests.support.waiting import Uncancellable, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -871,6 +871,39 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
         session.request_stop("enough")
         await running
         assert session.global_step.latest.step == 3
+
+
+async def test_a_drain_waits_for_room_and_nothing_is_lost(tmp_path: Path, clock: ManualClock) -> None:
+    """While the receiver is down, until the drain is a stop: what was recorded and what was not used are the next process's."""
+    receiver = Receiver()
+
+    async def step(number: int) -> None:
+        ah.effect("publish", number)
+
+    async def use_all(session: ah.AsyncMonitoredSession, loader: Loader) -> None:
+        async with session:
+            async for _ in session.steps((), feeds=loader, prefetch=2):
+                pass
+
+    def process(**options: Any) -> tuple[ah.AsyncMonitoredSession, asyncio.Task[None]]:
+        loader = Loader(6)
+        creator = ah.ChiefSessionCreator(step, checkpoint_dir=tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader}))
+        session = ah.AsyncMonitoredSession(creator, [effects(max_pending=1, **options), saving(None)])
+        return session, asyncio.create_task(use_all(session, loader))
+
+    session, running = process(publish=blocked, drain_secs=0)
+    await until_true(lambda: "room for effects" in str(session.status()))
+    session.request_drain("enough", secs=20)
+    clock.advance(19)
+    await ticks(20)
+    assert "room for effects" in str(session.status())
+    clock.advance(1)
+    await running
+    assert session.stop_reason == "enough, and the drain took longer than 20 s"
+    assert 0 < session.global_step.latest.step < 6
+    session, running = process(publish=receiver)
+    await running
+    assert receiver.keys == [f"r/{number}/step/1" for number in range(1, 7)]
 
 
 async def test_why_names_the_delivery_that_is_waited_for() -> None:
