@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import signal
@@ -102,6 +103,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
 
         (enable_why if why else enable_if_asked)()
     loop: asyncio.AbstractEventLoop | None = None
+    end: BaseException | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             loop, waits = runner.get_loop(), _note_waits(runner)
@@ -110,22 +112,25 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
             RUN_LOOPS[loop] = threading.get_ident()
             try:
                 result = runner.run(main(*args))
-            except KeyboardInterrupt as error:
+            except (KeyboardInterrupt, SystemExit) as error:
+                end = error
                 for one in filter(None, waits):
                     error.add_note(f"interrupted: {one}")
+                # Raised in a callback while main ends, it leaves callbacks that stop the loop, which waits for the other tasks
+                # next. `stop` would leave one, too. After one in its last iteration uvloop cannot be used at all.
+                loop.call_soon(sys.exit)
+                with contextlib.suppress(SystemExit, RuntimeError):
+                    loop.run_forever()
                 raise
     except BaseException as error:
         if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
             sys.excepthook = _print_folded
-        ends = isinstance(error, (KeyboardInterrupt, RuntimeError, StopRequestedError))
-        if not ends or loop is None or (number := stopped_by(loop)) is None:
-            raise
-        if isinstance(error, StopRequestedError):  # a session was stopped before it was open
-            _exit_by_signal(number)
-        # After a Ctrl-C in its last iteration uvloop's `is_running` stays true, and closing it fails.
-        if not isinstance(error, KeyboardInterrupt) and not loop.is_running():
-            raise
-        _exit_by_signal(signal.SIGINT)
+        if end is not None and isinstance(error, RuntimeError):  # the loop could not be closed
+            error = end
+        number = None if loop is None else stopped_by(loop)
+        if number is None or not isinstance(error, (KeyboardInterrupt, StopRequestedError)):
+            raise error
+        _exit_by_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else number)  # else no session was opened
     number = stopped_by(loop)
     if number is not None and result is None:
         _exit_by_signal(number)

@@ -91,10 +91,9 @@ def policy_of(handle_signals: object) -> SignalPolicy | None:
 
 def may_handle(number: signal.Signals) -> bool:
     """Return whether nothing but sessions handles the signal, in this thread: it would end the program otherwise."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
     handler = signal.getsignal(number)
-    return handler is signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), _SignalHandlers)
+    free = handler is signal.SIG_DFL or isinstance(getattr(handler, "__self__", None), _SignalHandlers)
+    return free and threading.current_thread() is threading.main_thread()
 
 
 class StopOnSignal:
@@ -379,7 +378,7 @@ def stopped_by(loop: asyncio.AbstractEventLoop) -> signal.Signals | None:
 
 def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "program"]:
     """Return whose the handler is; the system's ends the process, as does a signal for which `why` has one that only prints."""
-    module = getattr(handler, "__module__", None)
+    module, bound_to = getattr(handler, "__module__", None), getattr(handler, "__self__", None)
     if handler == signal.SIG_DFL or module == "aiohooks.session.why":
         return "system"
     if not callable(handler) or handler is signal.default_int_handler:
@@ -387,8 +386,7 @@ def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "pr
     if isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
         return "runner"
     # The loop, uvloop's or asyncio's, calls what was added to it whatever handler is installed.
-    of_loop = module == "asyncio.unix_events" or isinstance(getattr(handler, "__self__", None), asyncio.AbstractEventLoop)
-    return "loop" if of_loop else "program"
+    return "loop" if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop) else "program"
 
 
 def _exit(code: int, task: asyncio.Task[Any]) -> None:

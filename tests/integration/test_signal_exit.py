@@ -146,6 +146,50 @@ def test_the_second_interrupt_of_asyncio_run(loop: str) -> None:
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
+ENDS = """
+    import asyncio, signal
+    import aiohooks as ah
+    from aiohooks.session import program
+
+    class Hook(ah.SessionRunHook):
+        async def close(self, exc):
+            await asyncio.sleep(0.01)
+            print("closed", flush=True)
+
+    async def step():
+        pass
+
+    async def other():
+        async with ah.AsyncMonitoredSession(step, [Hook()]) as session:
+            await session.until(asyncio.Event().wait())
+
+    async def main():
+        global task
+        task = asyncio.create_task(other())
+        try:
+            async with ah.AsyncMonitoredSession(step, handle_signals=HANDLED):
+                await asyncio.sleep(0.01)
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.sleep(0)
+        finally:
+            asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+
+    if LOOP == "asyncio":
+        program._new_event_loop = asyncio.new_event_loop
+    ah.run(main)
+"""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("handled", [True, False])
+def test_an_interrupt_while_main_ends(handled: bool, loop: str) -> None:
+    """It is the last one of several, in a callback: the sessions of other tasks are closed, and the exit is that of a Ctrl-C."""
+    source = textwrap.dedent(ENDS).replace("HANDLED", str(handled)).replace("LOOP", repr(loop))
+    code, output, errors = send_signals([sys.executable, "-c", source])
+    assert (code, output) == (128 + INT if handled else -INT, "closed")
+    assert errors == "" if handled else errors.rstrip().endswith("KeyboardInterrupt")
+
+
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_third_signal_ends_a_blocked_loop(loop: str) -> None:
     """While a step blocks the loop the first two signals have no effect; the third one ends the process."""
