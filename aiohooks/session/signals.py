@@ -121,9 +121,7 @@ class StopOnSignal:
             return lambda: None
         self.task = current_task()
         loop = asyncio.get_running_loop()
-        handlers = _handlers_of_loops.get(loop)
-        if handlers is None:
-            handlers = _handlers_of_loops[loop] = _SignalHandlers(loop)
+        handlers = _handlers_of_loops.get(loop) or _handlers_of_loops.setdefault(loop, _SignalHandlers(loop))
         handlers.add_session(self)
         return functools.partial(handlers.remove_session, self)
 
@@ -164,8 +162,7 @@ class StopOnSignal:
 
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
-        status = None if self.state.get_status is None else self.state.get_status()
-        doing = () if status is None else status.doing[:_MOST_SHOWN]
+        doing = () if self.state.get_status is None else self.state.get_status().doing[:_MOST_SHOWN]
         return "; ".join(map(str, doing)) or "what its block does"
 
     def _start_timer(self, secs: float | None, callback: Callable[[], None]) -> None:
@@ -186,7 +183,7 @@ class _SignalHandlers:
         self._second: signal.Signals | None = None
         """The one after the stop."""
         self._cancelled_by: signal.Signals | None = None
-        self._exit_code: int | None = None
+        self._end: BaseException | None = None  # of the program, raised when the sessions are closed
         self._wakeup = _Wakeup(loop)
         call_after_fork(self)
 
@@ -213,10 +210,10 @@ class _SignalHandlers:
         if not self._sessions:
             self._wakeup.close()
             del _handlers_of_loops[self._loop]
-            if self._exit_code is not None:
+            if self._end is not None:
                 # Raised from a callback, it makes the runner cancel the remaining tasks and wait for them. If this is the main
                 # task, the runner's own callback must have run: it would end that wait.
-                current_task().add_done_callback(functools.partial(_exit, self._exit_code))
+                current_task().add_done_callback(functools.partial(_exit, self._end))
 
     def _install(self, number: signal.Signals, label: str) -> None:
         previous: Any = signal.getsignal(number)
@@ -317,16 +314,18 @@ class _SignalHandlers:
         previous: Any = self._previous.get(number, signal.getsignal(number))
         owner = _owner_of(previous)
         if owner == "system":
-            self._exit_code = 128 + number
+            self._end = SystemExit(128 + number)
         try:
             if owner in ("runner", "program"):
                 previous(number, None)  # that of asyncio.run cancels the main task and raises KeyboardInterrupt in the end
+        except (KeyboardInterrupt, SystemExit) as error:
+            self._end = error
         finally:
             for task, cancelling in tasks.items():
                 if task.cancelling() == cancelling:
                     task.cancel(f"{number.name} received")
-        if self._exit_code is not None and all(task.done() for task in tasks):
-            raise SystemExit(self._exit_code)  # no session is left whose end would exit
+        if self._end is not None and all(task.done() for task in tasks):
+            raise self._end  # no session is left whose end would exit
 
     def after_fork(self) -> None:
         """Remove the handlers in a forked child, which must neither run them nor write into its parent's loop."""
@@ -389,10 +388,10 @@ def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "pr
     return "loop" if module == "asyncio.unix_events" or isinstance(bound_to, asyncio.AbstractEventLoop) else "program"
 
 
-def _exit(code: int, task: asyncio.Task[Any]) -> None:
+def _exit(end: BaseException, task: asyncio.Task[Any]) -> None:
     """End the program when the task has ended, unless that has ended it."""
     if task.cancelled() or not isinstance(task.exception(), (KeyboardInterrupt, SystemExit)):
-        raise SystemExit(code)
+        raise end
 
 
 def _kill_process(number: signal.Signals) -> None:

@@ -245,6 +245,31 @@ def test_other_tasks_continue_until_the_session_has_ended(run: Callable[[Any], A
     assert (raised.value.code, events) == (own or 128 + signal.SIGTERM, ["close", "other"])
 
 
+@pytest.mark.parametrize("run", [ah.run, lambda main: asyncio.run(main())], ids=["aiohooks", "asyncio"])
+def test_the_second_interrupt_while_the_runner_closes_the_sessions(run: Callable[[Any], Any]) -> None:
+    """The main task has ended, and the handler of the runner raises `KeyboardInterrupt`: `close` continues all the same."""
+    events: list[object] = []
+    others: list[asyncio.Task[None]] = []
+
+    async def close(_: object) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+        await ticks()
+        events.append("close")
+
+    async def other() -> None:
+        async with ah.AsyncMonitoredSession(double, [PhaseHook("close", close)], handle_signals=True):
+            await forever()
+
+    async def main() -> None:
+        others.append(await parked(other()))
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
+        run(main)
+    assert (repr(raised.value), events) == ("SystemExit(130)" if run is ah.run else "KeyboardInterrupt()", ["close"])
+
+
 def test_the_second_signal_ends_a_program_whose_session_is_never_closed() -> None:
     """The task that entered it has ended: no end of a session would exit."""
 
