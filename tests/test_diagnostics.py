@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks._aio.observers import observed_call
 from aiohooks._diagnostics import describe_awaitable, format_tasks, secs_text, task_wait
 from aiohooks.stores import MemoryStepStore
-from tests.support.waiting import ticks
+from tests.support.waiting import parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -43,8 +43,7 @@ async def test_a_chain_is_followed_through_everything() -> None:
         async for _ in waiting.items():
             pass
 
-    task = asyncio.create_task(outer(), name="outer")
-    await ticks()
+    task = await parked(outer(), 5, name="outer")
     functions = [frame.f_code.co_name for frame in task_wait(task).frames]
     assert functions == ["outer", "items", "pass_through", "wait"]
     text = format_tasks([task])
@@ -69,8 +68,7 @@ async def test_what_is_awaited_is_named() -> None:
     async def waits_for_own() -> None:
         await own
 
-    outer = asyncio.create_task(waits_for_own())
-    await ticks()
+    outer = await parked(waits_for_own(), 5)
     assert [task_wait(task).awaits for task in (own, stored, outer)] == [None, "step 5 of default", "task 'own'"]
     own.cancel()
     stored.cancel()
@@ -131,8 +129,7 @@ async def test_a_call_that_is_observed_is_a_link() -> None:
     async def outer() -> None:
         await observed_call(waiting.pass_through, "hook", "a call", (Observer(),))
 
-    task = asyncio.create_task(outer())
-    await ticks()
+    task = await parked(outer(), 5)
     assert [frame.f_code.co_name for frame in task_wait(task).frames] == ["outer", "observed_call", "pass_through", "wait"]
     waiting.opened.set()
     await task

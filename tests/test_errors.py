@@ -22,7 +22,7 @@ from aiohooks.errors import add_note, add_origin, copy_error, flattened, notes_o
 from aiohooks.session.hook import HOOK_METHODS
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import outcome, run_once
-from tests.support.waiting import forever, raises_after, suspend, ticks
+from tests.support.waiting import forever, parked, raises_after, suspend
 
 PUBLIC = [cls for cls in map(vars(errors).__getitem__, errors.__all__) if isinstance(cls, type)]
 VALUES: dict[str, Any] = {"old": (0, 9), "new": (1, 0), "path": Path("checkpoints/step"), "exit_code": -9}
@@ -199,8 +199,7 @@ async def test_an_error_that_refuses_attributes_beside_another_one(make: Callabl
         finally:
             raise errors[0]
 
-    task = asyncio.create_task(run_once([PhaseHook("before_run", fail_in_cleanup)]))
-    await ticks()
+    task = await parked(run_once([PhaseHook("before_run", fail_in_cleanup)]), 5)
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as cancelled:
         await task

@@ -22,6 +22,7 @@ from aiohooks.adapters.asgi._lifespan import notify_on_signals
 from aiohooks.errors import SessionClosedError
 from tests.support.hooks import EndRecorder
 from tests.support.services import FeedQueue, SlowToOpen, serving, step
+from tests.support.sessions import use_up
 from tests.support.waiting import ticks, until_true
 
 NO_MORE = "the session makes no more steps: "
@@ -256,8 +257,7 @@ class Draining:
     async def loop(self, session: AsyncMonitoredSession) -> None:
         for value in range(3):
             self.queue.put_nowait(value)
-        async for _ in session.steps(feeds=self.queue):
-            pass
+        await use_up(session.steps(feeds=self.queue))
 
 
 @pytest.mark.parametrize("by_signal", [True, False])

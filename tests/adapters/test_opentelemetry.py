@@ -21,7 +21,7 @@ from aiohooks.errors import AbortedError
 from aiohooks.stores.base import publishers_of
 from tests.support.hooks import Stubborn
 from tests.support.sessions import NO_BACKOFF, double
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import cancel_and_wait, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -134,9 +134,7 @@ async def test_spans_that_are_not_collected_are_not_announced() -> None:
         async with ah.AsyncMonitoredSession(double, [hook, waits], global_step=store) as session:
             run = await parked(session.run("loss"))
             assert publishers_of(store).traces(without=None) == {}
-            run.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await run
+            assert await cancel_and_wait(run)
 
 
 async def test_the_span_is_current_inside_the_run(telemetry: Telemetry) -> None:

@@ -22,7 +22,7 @@ from aiohooks.errors import AbortedError, InvalidArgumentError
 from aiohooks.testing import ManualClock
 from tests.support.asgi import ask
 from tests.support.services import FeedQueue, make_service, under_uvicorn
-from tests.support.sessions import NO_BACKOFF, double
+from tests.support.sessions import NO_BACKOFF, double, make_runs
 from tests.support.waiting import ticks, until_true
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -78,8 +78,7 @@ async def test_steps_and_rate(clock: ManualClock, registry: CollectorRegistry) -
     """Runs, step and rate are those of the session, and the durations of its runs are a histogram."""
     store = ah.MemoryStepStore(7)
     async with shown(registry, Slow(clock, 0.25, 0.25, 2.5), global_step=store) as session:
-        for _ in range(3):
-            await session.run("loss")
+        await make_runs(session, 3, "loss")
         series = scraped(registry)
     assert values(series, "runs_total", "global_step", "steps_per_second") == [3, 10, 1.0]
     assert values(series, "step_seconds_count", "step_seconds_sum") == [3, 3.0]
@@ -95,8 +94,7 @@ async def test_what_has_become_of_the_calls_of_hooks(registry: CollectorRegistry
             raise ConnectionError("down")
 
     async with shown(registry, ah.configure(Down(), on_error="log", disable_after=2)) as session:
-        for _ in range(5):
-            await session.run("loss")
+        await make_runs(session, 5, "loss")
         series = scraped(registry)
     names = ("hook_calls_total", "hook_failures_total", "hook_dropped_total", "hook_pending", "hook_disabled")
     assert values(series, *names, hook="Down") == [5, 2, 3, 0, 1]

@@ -20,7 +20,7 @@ from aiohooks.hooks._record_files import Record
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, going_back, train
+from tests.support.sessions import NO_BACKOFF, counting_graph, going_back, make_runs, run_session, train
 from tests.support.trackers import ScriptedTracker, kept
 from tests.support.waiting import ticks, until_true
 
@@ -60,8 +60,7 @@ class Adding(ah.SessionRunHook):
 async def run_set_back(hook: TrackerHook, *others: Any, runs: int = 6, to: int = 2) -> None:
     """Make runs of a session that is set back from step 4 to step 2."""
     async with going_back(hook, *others, at=5, to=to) as session:
-        for _ in range(runs):
-            await session.run("train")
+        await make_runs(session, runs, "train")
 
 
 async def end_hanging(session: asyncio.Task[None], tracker: ScriptedTracker, clock: ManualClock, secs: float = 5.0) -> None:
@@ -284,8 +283,7 @@ async def test_what_cuts_the_end_loses_nothing(hanging: ScriptedTracker, path: P
         hooks = [hook, FaultInjectionHook({("before_run", 4): wait})]
         grace_secs = 1.0 if short else 10.0
         async with ah.AsyncMonitoredSession(counting_graph(), hooks, stop_grace_period_secs=grace_secs) as session:
-            for _ in range(4):
-                await session.run("train")
+            await make_runs(session, 4, "train")
 
     session = asyncio.create_task(run())
     await parked.wait()
@@ -463,9 +461,7 @@ async def test_a_recovery_before_the_tracker_is_reached_forgets_nothing(path: Pa
 
     state = {"pending": [[4, 1.0, {"loss": 40.0}], [5, 2.0, {"loss": 50.0}]]}
     hooks = [hook, RestoringHook(hook, state), FaultInjectionHook({("before_run", 3): back})]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF) as session:
-        for _ in range(4):
-            await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store, recovery=NO_BACKOFF), 4, "train")
     assert tracker.calls == ["start 3", "log 6", "log 7", "close"]
     assert tracker.steps == [1, 2, 3, 6, 7]
     assert kept(path) == [4, 5]
@@ -521,8 +517,7 @@ async def test_a_checkpoint_has_what_is_not_sent(
         async with ah.AsyncMonitoredSession(counting_graph(), [saver, hook]) as session:
             await session.run("train")
             await until_true(lambda: hook.statistics().sent == 1)
-            for _ in range(2):
-                await session.run("train")
+            await make_runs(session, 2, "train")
 
     session = asyncio.create_task(run())
     await end_hanging(session, hanging, clock)

@@ -24,7 +24,7 @@ from aiohooks.errors import InvalidArgumentError
 from aiohooks.testing import FaultInjectionHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
 from tests.support.waiting import until_true
 
 # The packages are called in threads: which loop waits makes no difference to them.
@@ -61,8 +61,7 @@ async def train(*hooks: ah.SessionRunHook, runs: int, start: int = 0, back_to: i
     async with ah.AsyncMonitoredSession(
         counting_graph(), [*hooks, *faults], global_step=store, recovery=NO_BACKOFF, stop_grace_period_secs=90
     ) as session:
-        for _ in range(runs):
-            await session.run("train")
+        await make_runs(session, runs, "train")
 
 
 # -- what a package has, as it says itself

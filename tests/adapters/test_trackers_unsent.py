@@ -13,7 +13,7 @@ from aiohooks.adapters.trackers import TrackerHook, send_unsent
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.hooks._record_files import LineFile
 from tests.support.checks import refused
-from tests.support.sessions import train
+from tests.support.sessions import run_session, train
 from tests.support.trackers import ScriptedTracker, kept
 
 
@@ -43,9 +43,7 @@ async def test_what_was_kept_is_sent_and_the_file_removed(path: Path) -> None:
 
     tracker = ScriptedTracker({0: ConnectionError("refused")})
     hook = TrackerHook(tracker, ["loss"], every=ah.Every(steps=1), unsent_path=path)
-    async with ah.AsyncMonitoredSession(step, [hook]) as session:
-        for _ in range(4):
-            await session.run(())
+    await run_session(ah.AsyncMonitoredSession(step, [hook]), 4, ())
     check_json(path)
     later = ScriptedTracker()
     assert send_unsent(path, later) == 4

@@ -13,7 +13,7 @@ import pytest
 from aiohooks._aio.cancel import shielded, wait_done
 from aiohooks._aio.overlap import limited
 from aiohooks.testing import ManualClock
-from tests.support.waiting import fail, forever, parked, ticks
+from tests.support.waiting import advance_clock, fail, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -27,8 +27,7 @@ async def test_a_time_limit_in_cleanup_after_a_cancel(clock: ManualClock) -> Non
         finally:
             await limited(forever(), 5.0, "closing")
 
-    task = asyncio.create_task(cleanup())
-    await ticks()
+    task = await parked(cleanup(), 5)
     task.cancel()
     await ticks()
     clock.advance(5)
@@ -49,12 +48,10 @@ async def test_a_time_limit_waits_for_the_end(cancelled: str, clock: ManualClock
             await leave.wait()
             ends.append("slow")
 
-    task = asyncio.create_task(limited(slow(), 5.0, "closing"))
-    await ticks()
+    task = await parked(limited(slow(), 5.0, "closing"), 5)
     if cancelled == "before":
         task.cancel()
-    clock.advance(5)
-    await ticks()
+    await advance_clock(clock, 5)
     if cancelled == "after":
         task.cancel()
         await ticks()
@@ -126,15 +123,12 @@ async def test_shielded_cleanup_that_ignores_everything(clock: ManualClock, capl
         events.append("ends")
         raise OSError("late")
 
-    task = asyncio.create_task(shielded(cleanup(), grace_secs=9, what="the cleanup"))
-    await ticks()
+    task = await parked(shielded(cleanup(), grace_secs=9, what="the cleanup"), 5)
     task.cancel()
     await ticks()
-    clock.advance(8)
-    await ticks()
+    await advance_clock(clock, 8)
     assert events == []
-    clock.advance(1)
-    await ticks()
+    await advance_clock(clock, 1)
     assert events == ["cancelled"]
     assert not task.done()
     clock.advance(9)
@@ -159,8 +153,7 @@ async def test_waiting_for_tasks_leaves_nothing_with_them(clock: ManualClock) ->
     assert await wait_done([done], 5)
     waits = [asyncio.create_task(wait_done([done, future], secs)) for secs in (5, 7, None, None)]
     await ticks()
-    clock.advance(5)
-    await ticks()
+    await advance_clock(clock, 5)
     assert [wait.done() for wait in waits] == [True, False, False, False]
     assert waits[0].result() is False
     waits[2].cancel()

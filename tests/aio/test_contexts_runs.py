@@ -11,7 +11,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.hooks import BeforeRunHook, PhaseHook
-from tests.support.sessions import double
+from tests.support.sessions import double, run_session
 from tests.support.waiting import HANG_SECS, ticks
 
 pytestmark = pytest.mark.every_python
@@ -84,8 +84,7 @@ async def test_a_run_inside_a_hook_keeps_context_variables() -> None:
             await inner.run("double")
             seen.append(variable.get())
 
-        async with ah.AsyncMonitoredSession(looks, [BeforeRunHook(runs_inner)]) as session:
-            await session.run("looks")
+        await run_session(ah.AsyncMonitoredSession(looks, [BeforeRunHook(runs_inner)]), 1, "looks")
     assert seen == ["set", "set"]
 
 

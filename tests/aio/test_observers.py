@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiohooks._aio.observers import Kind, observed_call, observing
-from tests.support.waiting import forever, parked
+from tests.support.waiting import cancel_and_wait, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -44,8 +44,7 @@ async def test_each_observer_is_notified_of_a_call(names: str, error: ValueError
     observers = [Recorder(name, events) for name in names]
 
     async def call(number: int) -> int:
-        for _ in range(2):
-            await asyncio.sleep(0)
+        await ticks(2)
         if error is not None:
             raise error
         return number
@@ -85,8 +84,7 @@ async def test_an_observed_call_is_ended_from_outside(thrown_away: bool) -> None
         coro.close()
     else:
         task = await parked(coro)
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
         assert task.cancelled()
     assert ends == ["GeneratorExit" if thrown_away else "CancelledError"]
     assert [type(event[-1]).__name__ for event in events if event[1] == "ended"] == ends

@@ -15,7 +15,7 @@ import pytest
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, can_wait, keep_errors, limited
 from aiohooks.errors import HookCancelledError
 from aiohooks.testing import ManualClock
-from tests.support.waiting import fail, forever, ticks, until_true
+from tests.support.waiting import cancel_and_wait, fail, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -190,11 +190,9 @@ async def test_an_error_that_meets_a_cancel_is_not_reported_as_lost() -> None:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: lost.append(context))
     future: asyncio.Future[None] = loop.create_future()
-    waiting = asyncio.create_task(Wait[None]("a future").result_of(future))
-    await ticks()
+    waiting = await parked(Wait[None]("a future").result_of(future), 5)
     future.set_exception(OSError("lost"))
-    waiting.cancel()
-    await asyncio.wait([waiting])
+    await cancel_and_wait(waiting)
     assert waiting.cancelled()
     del future
     gc.collect()
@@ -205,8 +203,7 @@ async def test_an_error_that_meets_a_cancel_is_not_reported_as_lost() -> None:
 async def test_a_run_is_ended_from_outside() -> None:
     """In what it awaits, or in what it awaits next; a result that is there counts, and a given task continues."""
     waits, error = RunWaits(), ValueError("outside")
-    task = asyncio.create_task(overlapped(forever, forever, waits=waits))
-    await ticks()
+    task = await parked(overlapped(forever, forever, waits=waits), 5)
     waits.end(error)
     with pytest.raises(ValueError, match="outside") as raised:
         await task
@@ -221,8 +218,7 @@ async def test_a_run_is_ended_from_outside() -> None:
     with pytest.raises(ValueError, match="outside"):
         await wait.result_of(given)
     assert not given.done()
-    given.cancel()
-    await asyncio.wait([given])
+    await cancel_and_wait(given)
 
 
 def test_what_is_hidden_is_kept() -> None:

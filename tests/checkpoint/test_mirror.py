@@ -27,7 +27,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checkpoint_files import names, same, state_of
 from tests.support.extras import hide
 from tests.support.faulty_files import Disk, Hang, status_of
-from tests.support.waiting import HANG_SECS, until_true
+from tests.support.waiting import HANG_SECS, cancel_and_wait, parked, until_true
 
 QUICKLY = Backoff(0, 0)
 FILES = ("arrays.safetensors", "manifest.json", "state.msgpack")
@@ -318,8 +318,7 @@ async def test_more_may_wait(tmp_path: Path) -> None:
     async with hanging(tmp_path, disk, max_pending=3) as (saver, hang):
         for step in (2, 3, 4, 5):
             await saver.save(state_of(step), step)
-        closing = asyncio.create_task(saver.flush_mirror(30))
-        await asyncio.sleep(0)
+        closing = await parked(saver.flush_mirror(30))
         hang.released.set()
         assert await closing
         assert status_of(saver).replaced == 1
@@ -434,8 +433,7 @@ async def test_the_end_waits_for_a_limited_time(tmp_path: Path, clock: ManualClo
     disk = Disk()
     async with hanging(tmp_path, disk) as (saver, _):
         await saver.save(state_of(2), 2)
-        closing = asyncio.create_task(saver.aclose(grace_secs=7))
-        await asyncio.sleep(0)
+        closing = await parked(saver.aclose(grace_secs=7))
         clock.advance(6)
         await asyncio.sleep(0)
         assert not closing.done()
@@ -455,12 +453,9 @@ async def test_waiting_can_be_cancelled(tmp_path: Path, call: str) -> None:
     """A cancelled `flush_mirror` leaves the upload alone; a cancelled `aclose` gives it up and releases the directory."""
     disk = Disk()
     async with hanging(tmp_path, disk) as (saver, hang):
-        task = asyncio.create_task(getattr(saver, call)())
+        task = await parked(getattr(saver, call)())
         await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        assert await cancel_and_wait(task)
         if call == "aclose":
             async with Saver(tmp_path) as other:
                 await other.save(state_of(2), 2)

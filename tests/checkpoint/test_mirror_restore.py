@@ -19,7 +19,7 @@ from tests.checkpoint.test_mirror import FILES, QUICKLY, mirrored, no_threads, r
 from tests.fuzz.checkpoints.operations import Failing
 from tests.support.checkpoint_files import WatchedFs, names, saver_over, state_of, step_of
 from tests.support.faulty_files import Disk, status_of
-from tests.support.waiting import until_true
+from tests.support.waiting import cancel_and_wait, parked, until_true
 
 
 async def damaged(disk: Disk, step: int, file: str = "arrays.safetensors") -> None:
@@ -220,8 +220,7 @@ async def test_saves_without_a_restore_are_later_than_what_is_there(tmp_path: Pa
             for step in (10, 11, 12):
                 assert (await saver.save(state_of(step), step)).sequence == step - 9
                 await reached(hang.reached)
-            flushing = asyncio.create_task(saver.flush_mirror(30))
-            await asyncio.sleep(0)
+            flushing = await parked(saver.flush_mirror(30))
         assert await flushing
         assert disk.steps() == [10, 11, 12]
         assert (await saver.save(state_of(13), 13)).sequence == 7
@@ -289,9 +288,7 @@ async def test_a_cancelled_download_leaves_nothing(tmp_path: Path) -> None:
         with disk.hang("read", "state") as hang:
             restoring = asyncio.create_task(saver.restore())
             await reached(hang.reached)
-            restoring.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await restoring
+            assert await cancel_and_wait(restoring)
             assert names(tmp_path / "b") == []
         disk.heal()
         assert step_of(await saver.restore()) == 1

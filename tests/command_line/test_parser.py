@@ -13,7 +13,7 @@ from aiohooks.__main__ import main
 from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command
 from tests.support.needs import program
-from tests.support.sessions import counting_graph, train
+from tests.support.sessions import counting_graph, run_session, train
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow]
 
@@ -21,9 +21,7 @@ pytestmark = [pytest.mark.every_python, pytest.mark.slow]
 async def saved(directory: Path, runs: int) -> None:
     """A job that saved at its beginning and at its end."""
     creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=directory)
-    async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
-        for _ in range(runs):
-            await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]), runs, "train")
 
 
 async def test_checkpoints_are_listed_and_explained(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from aiohooks.testing import ManualClock
 from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command, run_command, start_command
 from tests.support.services import FeedQueue, make_service, under_uvicorn
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting_graph, make_runs
 from tests.support.store_servers import first_stream
-from tests.support.waiting import HANG_SECS, ticks
+from tests.support.waiting import HANG_SECS, parked
 
 pytestmark = [pytest.mark.slow]
 
@@ -135,8 +135,7 @@ async def test_a_directory_of_checkpoints(tmp_path: Path) -> None:
         creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=directory)
         async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
             await watch.line_with("step 0, step-000000000000.000001 of 1 checkpoints")
-            for _ in range(3):
-                await session.run("train")
+            await make_runs(session, 3, "train")
         await watch.line_with("step-000000000003.000002 of 2 checkpoints")
         await asyncio.to_thread(shutil.rmtree, directory)
         await watch.line_with("the directory was removed")
@@ -152,8 +151,7 @@ async def test_a_directory_without_inotify(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(_notify, "Inotify", refuse)
     with watch._changes_of(tmp_path) as wait_changed:
         for _ in range(2):
-            waiting = asyncio.create_task(wait_changed())
-            await ticks(3)
+            waiting = await parked(wait_changed(), 3)
             assert not waiting.done()
             clock.advance(1)
             await waiting

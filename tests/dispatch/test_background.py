@@ -123,8 +123,7 @@ async def test_a_caller_that_waits_for_room_gets_the_failure_that_makes_it() -> 
     observer = Observer(fails)
     async with group_of(observer, max_pending=1) as group:
         await group.hooks.on(0)
-        waiting = asyncio.create_task(group.hooks.on(1))
-        await ticks()
+        waiting = await parked(group.hooks.on(1), 5)
         gate.set()
         with pytest.raises(ValueError, match="call 0"):
             await waiting

@@ -12,7 +12,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import without_collections
 from tests.support.hooks import HOOKS, five_hooks
 from tests.support.sessions import double, run_once
-from tests.support.waiting import elapse, forever, ticks
+from tests.support.waiting import elapse, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -59,8 +59,7 @@ async def test_errors_that_a_cancel_hides_are_kept(caplog: pytest.LogCaptureFixt
             finally:
                 raise errors[number]
 
-    task = asyncio.create_task(run_once(five_hooks(act)))
-    await ticks(10)
+    task = await parked(run_once(five_hooks(act)), 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as raised:
         await task
@@ -96,8 +95,7 @@ async def test_failed_runs_leave_no_reference_cycles(how: str) -> None:
     with without_collections(), ManualClock() as clock:
         async with ah.AsyncMonitoredSession(double, hooks) as session:
             for _ in range(3):
-                task = asyncio.create_task(session.run("double"))
-                await ticks(3)
+                task = await parked(session.run("double"), 3)
                 if how == "cancelled":
                     task.cancel()
                 elif how == "time limit":

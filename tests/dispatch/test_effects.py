@@ -10,6 +10,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
 from aiohooks.errors import EffectError, InvalidArgumentError
+from tests.support.sessions import run_session
 
 pytestmark = pytest.mark.every_python
 
@@ -174,8 +175,7 @@ async def test_in_a_run_the_group_records_for_the_session() -> None:
         await ah.HookGroup(Points, [Quick(), Waiting()]).hooks.called()
 
     handlers = dict.fromkeys(("quick", "waiting", "run"), deliver)
-    async with ah.AsyncMonitoredSession(step, [InRun(), ah.EffectsHook(handlers, when="commit", run="r")]) as session:
-        await session.run(())
+    await run_session(ah.AsyncMonitoredSession(step, [InRun(), ah.EffectsHook(handlers, when="commit", run="r")]), 1, ())
     assert sorted(got) == ["r/1/InRun/1", "r/1/step.Waiting/1", "r/1/step/1"]
     assert kinds(given) == [["own"]]
 

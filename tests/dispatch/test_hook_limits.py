@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 import aiohooks as ah
@@ -11,7 +9,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import double
-from tests.support.waiting import forever, ticks
+from tests.support.waiting import advance_clock, forever, parked
 
 PHASES = ("begin", "before_run", "end", "close")
 
@@ -37,10 +35,8 @@ async def test_a_timeout_limits_every_phase(phase: str) -> None:
             finally:
                 cancelled.append(phase)
 
-        using = asyncio.create_task(use(ah.configure(PhaseHook(phase, hangs), timeout=5), RecordingHook()))
-        await ticks(20)
-        clock.advance(4.9)
-        await ticks(20)
+        using = await parked(use(ah.configure(PhaseHook(phase, hangs), timeout=5), RecordingHook()), 20)
+        await advance_clock(clock, 4.9, 20)
         assert not using.done()
         clock.advance(0.1)
         with refused(ah.errors.HookTimeoutError, f"PhaseHook.{phase}", "5 s", "configure(hook, timeout=...)") as caught:
@@ -62,8 +58,7 @@ async def test_close_is_always_limited() -> None:
             async with ah.AsyncMonitoredSession(double, [PhaseHook("close", hangs)], stop_grace_period_secs=7):
                 pass
 
-        closing = asyncio.create_task(main())
-        await ticks(20)
+        closing = await parked(main(), 20)
         clock.advance(7)
         with refused(ah.errors.HookTimeoutError, "PhaseHook.close took longer than its timeout of 7 s"):
             await closing

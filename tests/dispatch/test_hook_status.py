@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.dispatch.calls import is_logged
 from aiohooks.testing import ManualClock
 from tests.support.kinds import Kinds, Next, call
-from tests.support.sessions import double
+from tests.support.sessions import double, make_runs
 from tests.support.waiting import forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -263,8 +263,7 @@ async def test_the_status_of_a_session_has_its_hooks() -> None:
     hooks: Any = [ah.SessionRunHook(), ah.configure(Audit(), on_error="log", disable_after=2)]
     async with ah.AsyncMonitoredSession(double, hooks) as session:
         assert "failed" not in str(session.status())
-        for _ in range(3):
-            await session.run("loss")
+        await make_runs(session, 3, "loss")
         plain, audit = session.status().hooks
         assert plain == ("SessionRunHook", 0, 0, None, 0, None, 0)
         assert audit[:5] == ("Audit", 3, 2, "ConnectionError('down')", 1)

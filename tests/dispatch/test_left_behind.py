@@ -16,7 +16,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import BeforeRunHook
 from tests.support.sessions import double
-from tests.support.waiting import Uncancellable, fail, ticks, until_true
+from tests.support.waiting import Uncancellable, advance_clock, fail, parked, ticks, until_true
 
 pytestmark = [pytest.mark.every_python, pytest.mark.may_leak]
 
@@ -43,8 +43,7 @@ async def test_a_cancel_that_is_ignored(place: int, ended_by: str, caplog: pytes
     hooks.insert(place, ah.configure(BeforeRunHook(hook.wait), **options))
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=9) as session:
-            run = asyncio.create_task(session.run("loss"))
-            await ticks()
+            run = await parked(session.run("loss"), 5)
             if ended_by != "failure":
                 clock.advance(5)
             await until_true(lambda: hook.cancels)
@@ -83,8 +82,7 @@ async def test_no_task_of_a_call_is_kept() -> None:
             caller = asyncio.create_task(group.hooks.on(depth))
             callers.add(caller)
             await ticks(5)
-            clock.advance(5)
-            await ticks()
+            await advance_clock(clock, 5)
             clock.advance(2)
             await asyncio.wait([caller])
             assert (caller.exception() is None) is (depth == 0)
@@ -115,10 +113,8 @@ async def test_a_call_that_was_left_behind_outlives_its_group() -> None:
 
     with ManualClock() as clock:
         group = ah.HookGroup(Calls, [ah.configure(Waiting(), timeout=5)], grace_secs=2)
-        caller = asyncio.create_task(group.hooks.on(1))
-        await ticks(5)
-        clock.advance(5)
-        await ticks()
+        caller = await parked(group.hooks.on(1), 5)
+        await advance_clock(clock, 5)
         clock.advance(2)
         await asyncio.wait([caller])
         assert isinstance(caller.exception(), ah.errors.HookTimeoutError)

@@ -16,7 +16,7 @@ import aiohooks as ah
 from aiohooks.errors import InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.waiting import HANG_SECS, forever, ticks
+from tests.support.waiting import HANG_SECS, forever, parked
 
 T = TypeVar("T")
 MaybeAwaitable = Union[T, Awaitable[T]]  # noqa: UP007
@@ -261,8 +261,7 @@ async def test_a_time_limit_waits_for_the_thread(clock: ManualClock) -> None:
             gate.wait(HANG_SECS)
 
     composite = ah.compose(Calls, [ah.configure(Hangs(), thread=True, timeout=1.0)])
-    call = asyncio.ensure_future(composite.notify("x"))
-    await ticks()
+    call = await parked(composite.notify("x"), 5)
     clock.advance(1.0)
     gate.set()
     with pytest.raises(ah.errors.HookTimeoutError, match=r"Hangs\.notify"):
@@ -369,8 +368,7 @@ async def test_functions_fail_as_hooks_do(clock: ManualClock) -> None:
         await ah.compose_functions([forever, fails])(1)
     assert caught.value.__notes__ == ["raised by fails"]
     await ah.compose_functions([fails], on_error="log")(1)
-    call = asyncio.ensure_future(ah.compose_functions([forever], timeout=1.0)(1))
-    await ticks()
+    call = await parked(ah.compose_functions([forever], timeout=1.0)(1), 5)
     clock.advance(1.0)
     with refused(ah.errors.HookTimeoutError, "forever"):
         await call

@@ -25,7 +25,7 @@ from aiohooks.errors import InvalidArgumentError, PublisherFinishedError, TaskDi
 from aiohooks.stores import MemoryStepStore
 from tests.support import tasks as distributed_tasks
 from tests.support.source import ROOT
-from tests.support.waiting import ticks
+from tests.support.waiting import cancel_and_wait, parked, ticks
 
 NO_PAUSES = Backoff(initial_secs=0)
 
@@ -63,11 +63,8 @@ async def test_cancelling_the_launcher_cancels_the_tasks() -> None:
         finally:
             ended.append(task.task_id)
 
-    launcher = asyncio.ensure_future(run_tasks(main))
-    await ticks(3)
-    launcher.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await launcher
+    launcher = await parked(run_tasks(main), 3)
+    assert await cancel_and_wait(launcher)
     assert ended == [0, 1, 2, 3]
 
 
@@ -264,9 +261,7 @@ async def test_cancelling_the_launcher_ends_the_processes(tmp_path: Path) -> Non
             run_processes(distributed_tasks.writes_its_pid, num_workers=1, args=(str(tmp_path / "pipe"),))
         )
         pids = await pids_written
-        launcher.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await launcher
+        assert await cancel_and_wait(launcher)
         for pid in pids:
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)

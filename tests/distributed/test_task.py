@@ -17,7 +17,7 @@ from aiohooks.distributed.task import TaskSpec, launch, make_spec, run_task, sup
 from aiohooks.errors import AiohooksError, PublisherFinishedError, StoreUnavailableError, TaskDiedError
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing import ManualClock
-from tests.support.waiting import parked, ticks, uncancellable
+from tests.support.waiting import advance_clock, parked, ticks, uncancellable
 
 
 class OwnError(Exception):
@@ -166,11 +166,9 @@ async def test_tasks_that_do_not_end(clock: ManualClock) -> None:
             await ticks(20)
             launcher.cancel()
         await ticks(20)
-        clock.advance(7.9)
-        await ticks(20)
+        await advance_clock(clock, 7.9, 20)
         assert not launcher.done()
-        clock.advance(0.2)
-        await ticks(20)
+        await advance_clock(clock, 0.2, 20)
         assert launcher.cancelled()
     finally:
         released.set()

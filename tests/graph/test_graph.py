@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.graph.graph import graph_of_step
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, do_nothing
+from tests.support.sessions import counting_graph, do_nothing, run_session
 
 # -- names
 
@@ -220,8 +220,7 @@ async def test_a_graph_that_was_finalized_before_stays_so() -> None:
     """Closing un-finalizes only what opening finalized."""
     graph = counting_graph()
     graph.finalize()
-    async with ah.AsyncMonitoredSession(graph) as session:
-        await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(graph), 1, "train")
     assert graph.finalized
     with refused(ah.errors.GraphFinalizedError, "'late' cannot be added"):
         graph.operation(name="late")(lambda: 1)

@@ -15,7 +15,7 @@ import aiohooks as ah
 from aiohooks.session._hooks import MergedFetches
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting_graph, run_session
 
 pytestmark = pytest.mark.every_python
 
@@ -279,9 +279,7 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
     caller = {"level": 1, "trace": False, "watch": ["a"], "name": "caller"}
     asked = {"level": 3, "trace": True, "watch": ("b",), "name": "hook"}
     hook, silent = RequestingHook(None, None, asked), RequestingHook()
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, silent]) as session:
-        for _ in range(2):
-            await session.run("loss", None, caller)
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook, silent]), 2, "loss", None, caller)
     merged = {"level": 3, "trace": True, "watch": ["a", "b"], "name": "hook"}
     for values in (*hook.values, *silent.values):
         assert values.options == merged
@@ -300,8 +298,7 @@ async def test_options_are_merged_into_a_new_mapping() -> None:
 async def test_how_two_values_of_an_option_are_merged(old: Any, new: Any, merged: Any) -> None:
     """Values of different kinds are not merged: the later one stays."""
     hook = RequestingHook(None, None, {"option": new})
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        await session.run("loss", None, {"option": old})
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook]), 1, "loss", None, {"option": old})
     (found,) = (values.options["option"] for values in hook.values if values.options is not None)
     assert found == merged
     assert type(found) is type(merged)
@@ -334,8 +331,7 @@ async def test_hooks_see_the_callers_request() -> None:
             seen.append(run_context.original_args)
 
     fetches, options = ["loss"], {"level": 1}
-    async with ah.AsyncMonitoredSession(counting_graph(), [Looks()]) as session:
-        await session.run(fetches, None, options)
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), [Looks()]), 1, fetches, None, options)
     assert seen == [ah.SessionRunArgs(["loss"], None, {"level": 1})] * 2
     assert seen[0].fetches is fetches
 

@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.errors import notes_of
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph
-from tests.support.waiting import HANG_SECS, forever, parked, ticks, until_true
+from tests.support.waiting import HANG_SECS, forever, parked, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -159,8 +159,7 @@ async def test_a_run_reads_each_variable_at_its_start() -> None:
 
     graph.operation(name="seen")(lambda train, v, global_step: (train, v, global_step))
     session = ah.Session(graph)
-    run = asyncio.create_task(session.run(["seen", "v", "global_step"]))
-    await ticks()
+    run = await parked(session.run(["seen", "v", "global_step"]), 5)
     session.variables.assign({"v": 77})
     gate.set()
     assert await run == [(10, 1, 0), 1, 0]

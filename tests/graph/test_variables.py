@@ -11,8 +11,8 @@ from aiohooks.graph.variables import values_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph
-from tests.support.waiting import ticks
+from tests.support.sessions import counting_graph, run_session
+from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -32,8 +32,7 @@ async def test_shared_variables_outlive_their_sessions() -> None:
     assert (variables.ready, repr(variables)) == (False, "<Variables none, not ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as one:
         await one.run("train")
-        async with ah.AsyncMonitoredSession(graph, variables=variables) as two:
-            await two.run("train", {"x": 10})
+        await run_session(ah.AsyncMonitoredSession(graph, variables=variables), 1, "train", {"x": 10})
         assert await one.run("total") == 11
     assert (variables.ready, repr(variables)) == (True, "<Variables total, ready>")
     async with ah.AsyncMonitoredSession(graph, variables=variables) as three:
@@ -44,8 +43,7 @@ async def test_shared_variables_outlive_their_sessions() -> None:
 async def test_a_graph_with_more_variables_brings_their_initial_values() -> None:
     """Shared variables that are ready get the initial values of those they have not had, and keep the others."""
     graph, variables = counting_graph(), ah.Variables()
-    async with ah.AsyncMonitoredSession(graph, variables=variables) as session:
-        await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(graph, variables=variables), 1, "train")
 
     async def add() -> None:
         ah.get_default_graph().variable("extra", lambda: 7)
@@ -103,10 +101,8 @@ async def test_waiting_ends_at_its_deadline_exactly() -> None:
     """A wait that is not served ends when its time is up and not before."""
     with ManualClock() as clock:
         variables = ah.Variables()
-        waiting = asyncio.create_task(variables.wait_ready(100))
-        await ticks()
-        clock.advance(99.9)
-        await ticks()
+        waiting = await parked(variables.wait_ready(100), 5)
+        await advance_clock(clock, 99.9)
         assert not waiting.done()
         clock.advance(0.1)
         with refused(
@@ -125,9 +121,7 @@ async def test_a_cancelled_wait_leaves_nothing() -> None:
         variables = ah.Variables()
         cancelled, other = (asyncio.create_task(variables.wait_ready(100)) for _ in range(2))
         await ticks()
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await cancelled
+        assert await cancel_and_wait(cancelled)
         assert clock.pending == 1
         async with ah.AsyncMonitoredSession(counting_graph(), variables=variables):
             await other

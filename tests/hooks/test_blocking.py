@@ -16,8 +16,8 @@ import aiohooks as ah
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph, double
-from tests.support.waiting import HANG_SECS, until_true
+from tests.support.sessions import counting_graph, double, run_session
+from tests.support.waiting import HANG_SECS, ticks, until_true
 
 
 def plain(**methods: Callable[..., Any]) -> ah.BlockingHook:
@@ -290,8 +290,7 @@ async def test_errors_in_the_thread() -> None:
     """An error of a method is the hook's error: the same object, with a note that names it."""
     error = OSError("disk full")
     with pytest.raises(OSError, match="disk full") as caught:
-        async with ah.AsyncMonitoredSession(double, [plain(after_run=raising(error))]) as session:
-            await session.run("loss")
+        await run_session(ah.AsyncMonitoredSession(double, [plain(after_run=raising(error))]), 1, "loss")
     assert caught.value is error
     assert caught.value.__notes__ == ["raised by BlockingHook.after_run at step 1"]
 
@@ -320,8 +319,7 @@ async def test_a_cancel_waits_for_the_thread() -> None:
         running = asyncio.create_task(session.run("loss"))
         await until_true(entered.is_set)
         running.cancel()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await ticks(20)
         assert not running.done()
         leave.set()
         with pytest.raises(asyncio.CancelledError):

@@ -16,8 +16,8 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import drop, refused
 from tests.support.hooks import RequestingHook
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, Listener, array_graph, on_disk, saving, state_at, train
-from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import result_without_suspending, ticks, until_true
+from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
+from tests.support.waiting import parked, result_without_suspending, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -86,8 +86,7 @@ async def test_training_continues_during_a_write(tmp_path: Path) -> None:
     saver, listener = HeldSaver(tmp_path), Listener()
     hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), listeners=[listener], save_on_begin=False)
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-        for _ in range(3):
-            await session.run("train")
+        await make_runs(session, 3, "train")
         assert (saver.began, listener.saved, await on_disk(tmp_path)) == ([2], [], [])
         assert session.global_step.latest.step == 3
         saver.let()
@@ -139,8 +138,7 @@ async def test_one_is_written_at_a_time(tmp_path: Path, background: bool) -> Non
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
         if background:
             await session.run("train")
-        run = asyncio.create_task(session.run("train"))
-        await ticks(20)
+        run = await parked(session.run("train"), 20)
         assert (saver.began, session.global_step.latest.step, run.done()) == ([1], 1 + background, False)
         saver.let()
         await run
@@ -154,8 +152,7 @@ async def test_a_busy_writer_may_be_skipped(tmp_path: Path) -> None:
     saver, listener = HeldSaver(tmp_path), Listener()
     hook = saving(saver, every=ah.Every(steps=3), listeners=[listener], on_busy="skip", save_on_begin=False, save_on_end=False)
     async with saver, ah.AsyncMonitoredSession(array_graph(), [hook]) as session:
-        for _ in range(7):
-            await session.run("train")
+        await make_runs(session, 7, "train")
         assert (saver.began, hook.skipped) == ([3], 2)  # after 6 and after 7
         saver.let()
         await listener.wait_saved(3)
@@ -234,8 +231,7 @@ async def test_metrics_say_which_are_best(tmp_path: Path) -> None:
     saver = ah.Saver(tmp_path, keep=ah.checkpoint.KeepBest(2, "loss"))
     hook = saving(saver, metrics={"loss": "loss", "n": "count"})
     async with saver, ah.AsyncMonitoredSession(step, [hook]) as session:
-        for _ in range(5):
-            await session.run("loss")
+        await make_runs(session, 5, "loss")
     there = await ah.Saver(tmp_path, read_only=True).checkpoints()
     assert {each.step: dict(each.metrics) for each in there} == {
         2: {"loss": 1.0, "n": 7.0},
@@ -252,8 +248,7 @@ async def test_a_metric_is_a_number(tmp_path: Path, value: Any) -> None:
         return {"loss": value}
 
     with refused(ah.errors.InvalidArgumentError, "'shown' is ", "give one number"):
-        async with ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]) as session:
-            await session.run("step")
+        await run_session(ah.AsyncMonitoredSession(step, [saving(tmp_path, metrics={"shown": "loss"})]), 1, "step")
     assert await on_disk(tmp_path) == [0]
 
 

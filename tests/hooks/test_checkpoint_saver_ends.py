@@ -26,7 +26,8 @@ from tests.support.saving_sessions import (
     values_at,
     writes_done,
 )
-from tests.support.sessions import NO_BACKOFF
+from tests.support.sessions import NO_BACKOFF, make_runs
+from tests.support.waiting import cancel_and_wait
 from tests.tensorflow.blocks import run_block
 
 pytestmark = pytest.mark.every_python
@@ -156,8 +157,7 @@ async def test_a_cancelled_write_is_a_failed_save(tmp_path: Path) -> None:
     async def body(session: ah.AsyncMonitoredSession) -> None:
         await session.run("train")
         (write,) = [task for task in asyncio.all_tasks() if task.get_name() == "save of step 1"]
-        write.cancel()
-        await asyncio.wait([write])
+        await cancel_and_wait(write)
         saver.let()
         await session.run("train")
 
@@ -194,17 +194,14 @@ async def test_the_last_state_before_a_cancellation(tmp_path: Path) -> None:
     arrived = asyncio.Event()
 
     async def body(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(3):
-            await session.run("train")
+        await make_runs(session, 3, "train")
         arrived.set()
         await asyncio.Event().wait()
 
     hook = saving(tmp_path, every=ah.Every(steps=2), save_on_error=True)
     task = asyncio.create_task(run_block(ah.AsyncMonitoredSession(array_graph(), [hook]), body))
     await arrived.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    assert await cancel_and_wait(task)
     assert await on_disk(tmp_path) == [0, 2, 3]
 
 

@@ -17,6 +17,7 @@ import aiohooks as ah
 from aiohooks.checkpoint import Saver
 from aiohooks.errors import InvalidArgumentError
 from tests.support.saving_sessions import HeldSaver
+from tests.support.sessions import make_runs, run_session, use_up
 from tests.support.tensors import same_tensors
 
 
@@ -54,8 +55,7 @@ class Training:
         creator = ah.ChiefSessionCreator(self.step, scaffold=ah.Scaffold(tracked=tracked), checkpoint_dir=checkpoint_dir)
         hooks = [ah.StopAtStepHook(last_step=until), ah.CheckpointSaverHook(every=ah.Every(steps=3))]
         async with ah.AsyncMonitoredSession(creator, hooks) as session:
-            async for _ in session.steps():
-                pass
+            await use_up(session.steps())
 
 
 async def test_a_resumed_training_has_the_same_bits(tmp_path: Path) -> None:
@@ -95,8 +95,7 @@ async def test_training_continues_during_a_write(tmp_path: Path) -> None:
     creator = ah.ChiefSessionCreator(weights.step, scaffold=ah.Scaffold(tracked={"weights": weights}))
     hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_busy="skip")
     async with saver, ah.AsyncMonitoredSession(creator, [hook]) as session:
-        for _ in range(5):
-            await session.run("step")
+        await make_runs(session, 5, "step")
         saver.let()
     restored = await Saver(tmp_path, read_only=True).restore()
     assert restored is not None
@@ -178,7 +177,6 @@ async def test_shards_are_refused_when_the_session_is_made(make: Callable[[], An
     creator = ah.ChiefSessionCreator(step, scaffold=ah.Scaffold(tracked={"model": make()}), checkpoint_dir=tmp_path)
     hook = ah.CheckpointSaverHook(save_on_begin=False, on_save_error="log")
     with pytest.raises(InvalidArgumentError, match=message + ".*torch.distributed.checkpoint"):
-        async with ah.AsyncMonitoredSession(creator, [hook]) as session:
-            await session.run("step")
+        await run_session(ah.AsyncMonitoredSession(creator, [hook]), 1, "step")
     assert steps == 0
     assert await Saver(tmp_path, read_only=True).checkpoints() == []

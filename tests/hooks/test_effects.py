@@ -20,8 +20,8 @@ from aiohooks._aio.clock import sleep
 from aiohooks.errors import EffectError, InvalidArgumentError, InvalidHookError
 from aiohooks.testing import ExplorationError, ManualClock, choose, explore, unreliable
 from tests.support.saving_sessions import EVERY_STEP, HeldSaver, saving, state_at, writes_done
-from tests.support.sessions import NO_BACKOFF, Loader
-from tests.support.waiting import Uncancellable, ticks, until_true
+from tests.support.sessions import NO_BACKOFF, Loader, make_runs, run_session, use_up
+from tests.support.waiting import Uncancellable, advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -80,8 +80,7 @@ def chief(path: Any, fn: Any = step) -> ah.ChiefSessionCreator:
 async def train(source: Any, hooks: list[Any], runs: int, **options: Any) -> ah.AsyncMonitoredSession:
     """Return a session after so many runs."""
     async with ah.AsyncMonitoredSession(source, hooks, **options) as session:
-        for _ in range(runs):
-            await session.run(())
+        await make_runs(session, runs, ())
     return session
 
 
@@ -90,8 +89,7 @@ async def kill_after(creator: Any, hooks: list[Any], runs: int) -> None:
 
     async def train_and_fail() -> None:
         async with ah.AsyncMonitoredSession(creator, hooks) as session:
-            for _ in range(runs):
-                await session.run(())
+            await make_runs(session, runs, ())
             await writes_done()
             raise ValueError("killed")
 
@@ -120,8 +118,7 @@ async def test_an_effect_waits_for_the_checkpoint_that_has_it(tmp_path: Path) ->
     saver.let()  # the first one, of step 0
     hooks = [saving(saver, every=ah.Every(steps=2)), effects(publish=receiver)]
     async with ah.AsyncMonitoredSession(chief(saver), hooks) as session:
-        for _ in range(3):
-            await session.run(())
+        await make_runs(session, 3, ())
         assert receiver.keys == []
         assert session.status().effects[0][:3] == ("publish", 3, 3)
         assert "effects of 'publish': 3 not delivered, of which 3 wait for a checkpoint" in str(session.status())
@@ -377,8 +374,7 @@ async def test_numbers_do_not_depend_on_the_order_of_concurrent_hooks() -> None:
             await self.record(run_context)
 
         async def record(self, run_context: ah.SessionRunContext) -> None:
-            for _ in range(self.turns.pop()):
-                await asyncio.sleep(0)
+            await ticks(self.turns.pop())
             await asyncio.gather(asyncio.sleep(0), self.child(run_context))
 
         async def child(self, run_context: ah.SessionRunContext) -> None:
@@ -395,13 +391,11 @@ async def test_numbers_do_not_depend_on_the_order_of_concurrent_hooks() -> None:
 
             @graph.operation(name=name)
             async def operation(name: str = name, turns: int = turns) -> None:
-                for _ in range(turns):
-                    await asyncio.sleep(0)
+                await ticks(turns)
                 ah.effect("publish", name)
 
         hooks = [Waiting("a", first), Waiting("b", second), Calling(lambda context: context.effect("publish", "plain"))]
-        async with ah.AsyncMonitoredSession(graph, [*hooks, effects(publish=deliver, when="commit")]) as session:
-            await session.run(["one", "two"])
+        await run_session(ah.AsyncMonitoredSession(graph, [*hooks, effects(publish=deliver, when="commit")]), 1, ["one", "two"])
         return found
 
     expected = {
@@ -433,8 +427,7 @@ async def test_concurrent_hooks_of_one_name_are_told_apart() -> None:
             self.turns = turns
 
         async def before_run(self, run_context: ah.SessionRunContext) -> None:
-            for _ in range(self.turns):
-                await asyncio.sleep(0)
+            await ticks(self.turns)
             run_context.effect("publish")
 
     receiver = Receiver()
@@ -478,9 +471,7 @@ async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
 
     variables = ah.Variables()
     async with ah.AsyncMonitoredSession(graph, [effects(publish=deliver, when="commit")], variables=variables) as session:
-        running = asyncio.ensure_future(session.run(name))
-        for _ in range(5):
-            await asyncio.sleep(0)
+        running = await parked(session.run(name), 5)
         variables.assign({"v": 10})
         turns.set()
         assert await running == 11
@@ -857,16 +848,12 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
     hook = effects(publish=deliver, when="commit", max_pending=2, drain_secs=0)
     async with ah.AsyncMonitoredSession(step, [hook]) as session:
         await session.run(())
-        running = asyncio.ensure_future(session.run(()))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        running = await parked(session.run(()), 20)
         assert not running.done()
         assert "room for effects" in str(session.status())
         gate.release()
         await running
-        running = asyncio.ensure_future(session.run(()))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        running = await parked(session.run(()), 20)
         assert not running.done()
         session.request_stop("enough")
         await running
@@ -882,8 +869,7 @@ async def test_a_drain_waits_for_room_and_nothing_is_lost(tmp_path: Path, clock:
 
     async def use_all(session: ah.AsyncMonitoredSession, loader: Loader) -> None:
         async with session:
-            async for _ in session.steps((), feeds=loader, prefetch=2):
-                pass
+            await use_up(session.steps((), feeds=loader, prefetch=2))
 
     def process(**options: Any) -> tuple[ah.AsyncMonitoredSession, asyncio.Task[None]]:
         loader = Loader(6)
@@ -894,8 +880,7 @@ async def test_a_drain_waits_for_room_and_nothing_is_lost(tmp_path: Path, clock:
     session, running = process(publish=blocked, drain_secs=0)
     await until_true(lambda: "room for effects" in str(session.status()))
     session.request_drain("enough", secs=20)
-    clock.advance(19)
-    await ticks(20)
+    await advance_clock(clock, 19, 20)
     assert "room for effects" in str(session.status())
     clock.advance(1)
     await running
@@ -914,8 +899,7 @@ async def test_why_names_the_delivery_that_is_waited_for() -> None:
         await release.wait()
 
     async with ah.AsyncMonitoredSession(step, [effects(publish=slow, when="commit", max_pending=1)]) as session:
-        run = asyncio.create_task(session.run(()))
-        await ticks(20)
+        run = await parked(session.run(()), 20)
         said = r"for room for effects, .* <- the deliveries of 'publish', 1 left <- delivery of r/1/step/1, .*slow at \S+:\d+"
         assert any(re.search(said, line) for line in session.why().lines()), str(session.why())
         session.request_stop("enough")
@@ -928,8 +912,7 @@ async def test_too_many_that_wait_for_a_checkpoint_are_saved(tmp_path: Path) -> 
     receiver = Receiver()
     hooks = [effects(publish=receiver, max_pending=3), saving(None, every=LAST, background=False)]
     async with ah.AsyncMonitoredSession(chief(tmp_path), hooks) as session:
-        for _ in range(4):
-            await session.run(())
+        await make_runs(session, 4, ())
         await receiver.wait_for(3)
         assert session.status().effects[0][:3] == ("publish", 1, 1)
 
@@ -968,8 +951,7 @@ async def test_a_handler_that_ignores_its_cancel_is_left_behind(clock: ManualClo
     running = asyncio.create_task(until_it_is_delivered())
     await until_true(lambda: stubborn.cancels)
     for _ in range(2):
-        clock.advance(4.5)
-        await ticks()
+        await advance_clock(clock, 4.5)
     await stubborn.release()
     await running
     assert caplog.messages[-2:] == [

@@ -12,7 +12,7 @@ from aiohooks.hooks.functions import LambdaHook, hook
 from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph, going_back
+from tests.support.sessions import counting_graph, going_back, make_runs
 
 ARGUMENTS = dict(zip(HOOK_METHODS, (0, 2, 1, 2, 1, 1), strict=True))
 
@@ -120,8 +120,7 @@ async def test_every_over_time_and_recoveries() -> None:
     note = LambdaHook(after_run=lambda context, values: seen.append(context.global_step), every=ah.Every(steps=2))
     assert getattr(note, "state_dict")() == {}  # noqa: B009 - it has one because of `every`
     async with going_back(note, at=5, to=1) as session:
-        for _ in range(7):
-            await session.run("train")
+        await make_runs(session, 7, "train")
     assert seen == [2, 4, 2, 4]
 
 

@@ -10,7 +10,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.history import HistoryHook
 from tests.support.hooks import RestoringHook
-from tests.support.sessions import counting_graph, going_back, train
+from tests.support.sessions import counting_graph, going_back, make_runs, run_session, train
 
 
 async def test_numbers_by_step() -> None:
@@ -18,9 +18,7 @@ async def test_numbers_by_step() -> None:
     graph = counting_graph()
     graph.operation(name="arrays")(lambda total: np.array([total], dtype=np.float32))
     hook = HistoryHook({"sum": "total", "arrays": "arrays"}, every=ah.Every(steps=2))
-    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-        for _ in range(7):
-            await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(graph, [hook]), 7, "train")
     assert hook.steps == [2, 4, 6]
     assert hook.values == {"sum": [1, 3, 5], "arrays": [1.0, 3.0, 5.0]}
     assert [type(value) for value in hook.values["arrays"]] == [float] * 3
@@ -63,6 +61,5 @@ async def test_a_recovery_that_moves_the_step_back(most: int, steps: list[int]) 
     """Steps that a recovery repeats are there once, as in an uninterrupted run."""
     hook = HistoryHook(["loss"], max_length=most)
     async with going_back(hook, at=5, to=2) as session:
-        for _ in range(6):
-            await session.run("train")
+        await make_runs(session, 6, "train")
     assert hook.steps == steps

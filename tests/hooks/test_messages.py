@@ -12,7 +12,7 @@ import pytest
 
 import aiohooks as ah
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting_graph, run_session, use_up
 from tests.support.waiting import HANG_SECS
 
 pytestmark = pytest.mark.every_python
@@ -46,8 +46,7 @@ async def test_nanhook_refuses_what_is_no_number(value: Any) -> None:
         return {"loss": value}
 
     with refused(ah.errors.InvalidArgumentError, "'loss' is ", "at step 1", "NanHook checks numbers"):
-        async with ah.AsyncMonitoredSession(step, [ah.NanHook("loss")]) as session:
-            await session.run("loss")
+        await run_session(ah.AsyncMonitoredSession(step, [ah.NanHook("loss")]), 1, "loss")
 
 
 @pytest.mark.parametrize("number", [np.int64(3), np.uint8(3), np.array(3)])
@@ -59,8 +58,7 @@ async def test_whole_numbers_of_other_libraries(number: Any) -> None:
     assert list(map(type, kept)) == [int, int]
     assert type(ah.GlobalStepWaiterHook(number).wait_until_step) is int
     async with ah.AsyncMonitoredSession(counting_graph(), [hook, ah.HistoryHook(["loss"], max_length=number)]) as session:
-        async for _ in session.steps("train"):
-            pass
+        await use_up(session.steps("train"))
     assert session.global_step.latest.step == 3
     for wrong in (np.float64(3), np.bool_(True), True):
         with refused(ah.errors.InvalidArgumentError, "last_step is ", "give a whole number"):
@@ -74,8 +72,7 @@ async def test_the_line_of_a_failed_hook_has_its_error(caplog: pytest.LogCapture
         raise ConnectionError("down")
 
     hook = ah.configure(ah.LambdaHook(after_run=fail), on_error="log")
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook]) as session:
-        await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook]), 1, "train")
     assert [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR] == [
         "LambdaHook.after_run at step 1 failed; continuing, as its on_error says: ConnectionError('down')"
     ]

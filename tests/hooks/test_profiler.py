@@ -16,7 +16,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
 
 
 def profiled_graph() -> ah.Graph:
@@ -47,8 +47,7 @@ def files(folder: Path) -> list[str]:
 async def run(hooks: list[ah.SessionRunHook], runs: int, fetch: str = "work") -> None:
     """Make so many runs in a session."""
     async with ah.AsyncMonitoredSession(profiled_graph(), hooks, recovery=NO_BACKOFF) as session:
-        for _ in range(runs):
-            await session.run(fetch)
+        await make_runs(session, runs, fetch)
 
 
 async def test_by_steps(tmp_path: Path) -> None:

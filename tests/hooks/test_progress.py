@@ -19,7 +19,7 @@ import aiohooks as ah
 from aiohooks.hooks.progress import Progress, ProgressHook, duration
 from aiohooks.testing import ManualClock
 from tests.support.extras import hide
-from tests.support.sessions import counting_graph, going_back
+from tests.support.sessions import counting_graph, going_back, make_runs, run_session
 from tests.support.waiting import HANG_SECS, until_true
 
 bad_ends = pytest.mark.parametrize(
@@ -109,8 +109,7 @@ async def test_values_on_one_line_without_escape_codes(clock: ManualClock) -> No
     graph.operation(name="number")(lambda: np.float32(1 / 3))
     file = io.StringIO()
     hook = ProgressHook(["array", "text", "number"], every=ah.Every(steps=1), file=file)
-    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-        await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(graph, [hook]), 1, "train")
     assert file.getvalue().splitlines()[0] == "run: step 1, array = [[1. 2.] [3. 4.]], text = a ?[31mb, number = 0.3333"
 
 
@@ -120,9 +119,7 @@ async def test_values_are_fetched_only_for_runs_that_are_shown(clock: ManualCloc
     calls: list[int] = []
     graph.operation(name="watched")(lambda: calls.append(1))
     hook = ProgressHook(["watched"], every=ah.Every(steps=5), file=io.StringIO())
-    async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-        for _ in range(12):
-            await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(graph, [hook]), 12, "train")
     assert len(calls) == 2
 
 
@@ -269,8 +266,7 @@ async def test_a_stopped_terminal_does_not_block_the_run(clock: ManualClock, ter
     """While the terminal blocks all writes, as after Ctrl-S, runs continue; the last state is shown once it is resumed."""
     termios.tcflow(terminal.file, termios.TCOOFF)
     async with ah.AsyncMonitoredSession(counting_graph(), [ProgressHook(total=5, file=terminal.file)]) as session:
-        for _ in range(5):
-            await session.run("train")
+        await make_runs(session, 5, "train")
         assert terminal.output() == ""
         termios.tcflow(terminal.file, termios.TCOON)
     assert "5/5" in plain(terminal.output())

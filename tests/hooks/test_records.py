@@ -21,7 +21,7 @@ from aiohooks.hooks.records import CSVHook, JSONLinesHook
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.record_files import aside_of, without_time
-from tests.support.sessions import counting_graph, going_back, train
+from tests.support.sessions import counting_graph, going_back, make_runs, run_session, train
 
 Hook = CSVHook | JSONLinesHook
 both = pytest.mark.parametrize("make", [CSVHook, JSONLinesHook])
@@ -62,8 +62,7 @@ async def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     graph = counting_graph()
     graph.operation(name="detail")(lambda: {"norms": np.array([1.5, 2.5]), "name": "ä", "ok": np.True_, "count": np.int64(3)})
-    async with ah.AsyncMonitoredSession(graph, [JSONLinesHook(path, ["detail", "loss"])]) as session:
-        await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(graph, [JSONLinesHook(path, ["detail", "loss"])]), 1, "train")
     (line,) = path.read_text(encoding="utf-8").splitlines()
     found = json.loads(line)
     assert list(found) == ["step", "time", "detail", "loss"]
@@ -275,8 +274,7 @@ async def test_a_recovery_that_moves_the_step_back(tmp_path: Path, make: Callabl
     """Lines of steps that a recovery repeats are there once, with the repeated values."""
     path = file_of(make, tmp_path)
     async with going_back(make(path, ["loss", "total"]), at=5, to=2) as session:
-        for _ in range(6):
-            await session.run("train")
+        await make_runs(session, 6, "train")
     assert steps(path) == [1, 2, 3, 4]
 
 

@@ -12,6 +12,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.checkpoint import KeepBest, KeepNewest
 from tests.support.saving_sessions import on_disk, state_at
+from tests.support.sessions import make_runs, use_up
 
 pytestmark = pytest.mark.every_python
 
@@ -30,8 +31,7 @@ async def score(evaluation: ah.hooks.Evaluation) -> dict[str, Any]:
 async def train(saver: Any, hooks: list[Any], steps: int) -> None:
     hooks = [*hooks, ah.StopAtStepHook(last_step=steps)]
     async with ah.AsyncMonitoredSession(ah.ChiefSessionCreator(step, checkpoint_dir=saver), hooks) as session:
-        async for _ in session.steps("loss"):
-            pass
+        await use_up(session.steps("loss"))
 
 
 @pytest.mark.parametrize("mode", ["inline", "background"])
@@ -60,12 +60,10 @@ async def test_a_checkpoint_is_judged_when_its_evaluation_is_there(tmp_path: Pat
         saving = ah.CheckpointSaverHook(every=EVERY_TWO, background=False)
         creator = ah.ChiefSessionCreator(step, checkpoint_dir=saver)
         async with ah.AsyncMonitoredSession(creator, [evaluator, saving]) as session:
-            for _ in range(2):
-                await session.run("loss")
+            await make_runs(session, 2, "loss")
             assert [(one.step, dict(one.metrics)) for one in await saver.checkpoints()] == [(2, {})]
             gate.set()
-            for _ in range(2):
-                await session.run("loss")
+            await make_runs(session, 2, "loss")
             found = {one.step: dict(one.metrics) for one in await saver.checkpoints()}
             assert found[2] == {"score": 2}
 

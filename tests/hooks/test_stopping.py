@@ -16,7 +16,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import RestoringHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import ticks
+from tests.support.waiting import parked
 
 EAST = datetime.timezone(datetime.timedelta(hours=5))
 
@@ -102,8 +102,7 @@ async def test_the_active_run_finishes() -> None:
 
     with ManualClock() as clock:
         async with ah.AsyncMonitoredSession(step, [StopAtTimeHook(secs=10)]) as session:
-            running = asyncio.create_task(session.run("step"))
-            await ticks()
+            running = await parked(session.run("step"), 5)
             clock.advance(10)
             assert session.should_stop()
             assert session.stop_reason == "the time is up: 10 s"
@@ -132,8 +131,7 @@ async def test_a_wait_for_the_next_feed_ends() -> None:
                     found.append(value)  # noqa: PERF401 - the values before the end are kept
             return found
 
-        looping = asyncio.create_task(loop())
-        await ticks(20)
+        looping = await parked(loop(), 20)
         assert not looping.done()
         clock.advance(10)
         assert await looping == [1]

@@ -16,7 +16,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.evaluations import giving, stopped_at
 from tests.support.hooks import PhaseHook, RestoringHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, going_back
+from tests.support.sessions import NO_BACKOFF, counting_graph, going_back, run_session, use_up
 
 pytestmark = pytest.mark.every_python
 
@@ -90,9 +90,7 @@ async def test_nothing_is_fetched_between_observations() -> None:
         return 1.0
 
     hook = EarlyStoppingHook(graph.node("metric"), patience=100, every=ah.Every(steps=3, after=3))
-    async with ah.AsyncMonitoredSession(graph, [hook], global_step=store) as session:
-        for _ in range(10):
-            await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(graph, [hook], global_step=store), 10, "train")
     assert asked == [6, 9]
 
 
@@ -288,8 +286,7 @@ class Model:
 
 
 async def train(session: ah.AsyncMonitoredSession) -> None:
-    async for _ in session.steps("loss", feeds=LOSSES[session.global_step.latest.step :]):
-        pass
+    await use_up(session.steps("loss", feeds=LOSSES[session.global_step.latest.step :]))
 
 
 @pytest.mark.parametrize("stops", ["early", "elsewhere"])

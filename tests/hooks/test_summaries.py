@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import math
@@ -20,8 +19,8 @@ from aiohooks._aio.thread_queue import ThreadQueue
 from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph, going_back, train
-from tests.support.waiting import ticks
+from tests.support.sessions import counting_graph, going_back, make_runs, run_session, train
+from tests.support.waiting import parked
 
 
 def events(folder: Path) -> list[Any]:
@@ -79,8 +78,7 @@ async def test_only_due_runs_evaluate_the_values(tmp_path: Path) -> None:
     numbers = itertools.count(1)
     graph.operation(name="watched")(lambda: next(numbers))
     async with ah.AsyncMonitoredSession(graph, [SummarySaverHook(tmp_path, ["watched"], every=ah.Every(steps=8))]) as session:
-        for _ in range(30):
-            await session.run("train")
+        await make_runs(session, 30, "train")
     assert scalars(tmp_path, "watched") == [(1, 1), (8, 2), (16, 3), (24, 4)]
 
 
@@ -119,8 +117,7 @@ async def test_summary_fn(tmp_path: Path) -> None:
 async def test_a_recovery_that_moves_the_step_back(tmp_path: Path) -> None:
     """Steps that a recovery repeats are written again, and TensorBoard drops its earlier values of them."""
     async with going_back(SummarySaverHook(tmp_path, ["loss"], every=ah.Every(steps=1)), at=5, to=2) as session:
-        for _ in range(6):
-            await session.run("train")
+        await make_runs(session, 6, "train")
     assert restarts(tmp_path) == [1, 3]
     assert [step for step, _ in scalars(tmp_path, "loss")] == [1, 2, 3, 4]
 
@@ -191,9 +188,7 @@ async def test_a_failed_write_is_raised_in_the_next_run(tmp_path: Path, runs: in
 async def test_failed_writes_are_logged_and_the_run_continues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With `on_write_error="log"` a failure is logged once, lost records are counted, and later values are written."""
     hook = SummarySaverHook(tmp_path, ["total"], every=ah.Every(steps=1), on_write_error="log")
-    async with ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 2, 2)]) as session:
-        for _ in range(5):
-            await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), [hook, on_full_disk(hook, 2, 2)]), 5, "train")
     logged = [(record.levelno, record.getMessage()) for record in caplog.records]
     assert [level for level, _ in logged] == [logging.ERROR, logging.WARNING]
     assert "cannot be written; continuing" in logged[0][1]
@@ -275,8 +270,7 @@ async def test_a_hook_of_ones_own_writes_summaries(tmp_path: Path) -> None:
     """With a timer and a writer a hook writes on time; after a recovery TensorBoard shows each step once."""
     hook = OwnHook(tmp_path, ah.Every(steps=2))
     async with going_back(hook, at=6, to=2) as session:
-        for _ in range(8):
-            await session.run("train")
+        await make_runs(session, 8, "train")
     assert [mark[1] for mark in hook.marks] == [2, 2, 2]  # steps 2 and 4, and 4 again
     assert restarts(tmp_path) == [1, 3]
     assert scalars(tmp_path, "own") == [(2, 20), (4, 40)]
@@ -309,8 +303,7 @@ async def test_a_full_queue_makes_add_wait(tmp_path: Path) -> None:
 
     writer._writer._write = slow
     await writer.add(1, {"a": 1})
-    adding = asyncio.create_task(writer.add(2, {"a": 2}))
-    await ticks(20)
+    adding = await parked(writer.add(2, {"a": 2}), 20)
     assert not adding.done()
     held.set()
     await adding

@@ -22,9 +22,9 @@ from aiohooks.errors import AbortedError
 from aiohooks.testing import ManualClock
 from tests.support.hooks import Stubborn
 from tests.support.saving_sessions import HeldSaver, array_graph
-from tests.support.sessions import NO_BACKOFF, double
+from tests.support.sessions import NO_BACKOFF, double, make_runs, use_up
 from tests.support.traces import Slow, Times, checked_events, played, trace_lanes
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -58,8 +58,7 @@ def opened(source: Any, hooks: list[Any], **options: Any) -> ah.AsyncMonitoredSe
 async def run(source: Any, hooks: list[Any], runs: int = 1, fetch: str = "loss", **options: Any) -> None:
     """Make so many runs in a session."""
     async with opened(source, hooks, **options) as session:
-        for _ in range(runs):
-            await session.run(fetch)
+        await make_runs(session, runs, fetch)
 
 
 # -- lanes
@@ -90,8 +89,7 @@ async def operations(hooks: list[Any], clock: ManualClock) -> None:
 async def steps_of(hooks: list[Any], feeds: Any, prefetch: int = 0) -> None:
     """Run a step for each of the feeds."""
     async with opened(train_step, hooks) as session:
-        async for _ in session.steps("loss", feeds=feeds, prefetch=prefetch):
-            pass
+        await use_up(session.steps("loss", feeds=feeds, prefetch=prefetch))
 
 
 def blocking(clock: ManualClock) -> Iterator[int]:
@@ -294,9 +292,7 @@ async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
     async def cancelled() -> None:
         task = await parked(run(step, [ah.TimelineHook(path)], fetch="step"))
         await sleep(0.009)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        assert await cancel_and_wait(task)
 
     await played(clock, cancelled())
     errors = {event["name"]: event["args"]["error"] for event in checked_events(path) if "error" in event.get("args", {})}
@@ -314,8 +310,7 @@ async def test_a_hook_that_is_left_running(clock: ManualClock) -> None:
 
     async def loop() -> None:
         async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.001) as session:
-            for _ in range(2):
-                await session.run("loss")
+            await make_runs(session, 2, "loss")
             for _ in range(2):
                 lanes = [lane for lane in timeline.lanes().lanes if "Stubborn" in lane.name]
                 found.append({lane.name: [lane.bars[0].began, lane.bars[0].secs] for lane in lanes})
@@ -341,8 +336,7 @@ async def test_nothing_is_observed_after_the_session(clock: ManualClock) -> None
 
         async def loop(session: ah.AsyncMonitoredSession = session, runs: int = runs) -> None:
             async with session:
-                for _ in range(runs):
-                    await session.run("loss")
+                await make_runs(session, runs, "loss")
                 assert [lane.name for lane in timeline.lanes().lanes] == ["steps", "train_step"]
                 assert len(timeline.lanes().lanes[0].bars) == runs
 
@@ -357,8 +351,7 @@ async def test_the_last_steps_while_it_runs(clock: ManualClock) -> None:
 
     async def loop() -> None:
         async with opened(train_step, [timeline, Upload(before=5)]) as session:
-            for _ in range(3):
-                await session.run("loss")
+            await make_runs(session, 3, "loss")
             whole, last = timeline.lanes(), timeline.lanes(2)
             assert whole.unix_time is not None
             assert abs(whole.unix_time - time.time()) < 3600

@@ -16,7 +16,8 @@ from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, make_runs, run_session
+from tests.support.waiting import cancel_and_wait, parked
 
 
 class Busy(ah.SessionRunHook):
@@ -51,17 +52,14 @@ async def test_blocking_and_waiting(clock: ManualClock) -> None:
     """Time between a resumption and the next suspension is blocking, the rest is waiting; each method is measured separately."""
     timing = HookTimingHook(warn_secs=100)
     hooks = timing.watch([Busy(clock, 1.0, 8.0)])
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
-        for _ in range(3):
-            await session.run("loss")
+    await run_session(ah.AsyncMonitoredSession(double, hooks), 3, "loss")
     assert found(timing) == {"Busy.before_run": (3, 6.0, 24.0, 1.0), "Busy.after_run": (3, 1.5, 0.0, 0.5)}
 
 
 async def test_several_hooks_of_a_class_are_numbered(clock: ManualClock) -> None:
     """Each hook is counted separately; the one that blocks longest comes first."""
     timing = HookTimingHook(warn_secs=100)
-    async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])) as session:
-        await session.run("loss")
+    await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 1.0), Busy(clock, 2.0)])), 1, "loss")
     assert [f"{one.hook}.{one.phase}" for one in timing.statistics().phases] == [
         "Busy#2.before_run",
         "Busy#1.before_run",
@@ -126,8 +124,7 @@ async def test_errors_and_cancels_pass_through() -> None:
     timing = HookTimingHook()
     hooks = timing.watch([FaultInjectionHook({("before_run", 1): error})])
     with pytest.raises(ValueError, match="no") as caught:
-        async with ah.AsyncMonitoredSession(double, hooks) as session:
-            await session.run("loss")
+        await run_session(ah.AsyncMonitoredSession(double, hooks), 1, "loss")
     assert caught.value is error
     assert [note.endswith(".before_run at step 1") for note in caught.value.__notes__] == [True]
     assert found(timing)["fault.before_run"][0] == 1
@@ -135,12 +132,8 @@ async def test_errors_and_cancels_pass_through() -> None:
     never = asyncio.Event()
     waits = PhaseHook("before_run", lambda *_: never.wait())
     async with ah.AsyncMonitoredSession(double, timing.watch([waits])) as session:
-        running = asyncio.create_task(session.run("loss"))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        running = await parked(session.run("loss"), 5)
+        assert await cancel_and_wait(running)
     assert found(timing)["PhaseHook.before_run"][0] == 1
 
 
@@ -163,9 +156,7 @@ async def test_watched_hooks_still_overlap() -> None:
 async def test_hooks_that_block_are_warned_about(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     """A block longer than `warn_secs` is logged with hook and step, at most five times; shorter ones are not."""
     timing = HookTimingHook(warn_secs=0.4)
-    async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])) as session:
-        for _ in range(8):
-            await session.run("loss")
+    await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])), 8, "loss")
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warned == [f"Busy.before_run blocked the event loop for 0.500 s at step {step}" for step in range(1, 6)]
 
@@ -174,9 +165,7 @@ async def test_the_report_is_logged(clock: ManualClock, caplog: pytest.LogCaptur
     """The report is logged as a table on each crossing of `every` and at the end."""
     caplog.set_level(logging.INFO, logger="aiohooks.hooks")
     timing = HookTimingHook(every=ah.Every(steps=2), warn_secs=100)
-    async with ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])) as session:
-        for _ in range(3):
-            await session.run("loss")
+    await run_session(ah.AsyncMonitoredSession(double, timing.watch([Busy(clock, 0.5)])), 3, "loss")
     logged = [record.getMessage() for record in caplog.records if "hook times" in record.getMessage()]
     assert [text.splitlines()[0] for text in logged] == ["hook times at step 2:", "hook times at the end, step 3:"]
     assert "Busy.before_run        3    1.500s   0.000s  0.500000s at step 1" in logged[1]
@@ -230,8 +219,7 @@ async def test_code_that_blocks_the_loop_is_found(start_watch: Callable[[], None
             pass
         return {"loss": 1}
 
-    async with ah.AsyncMonitoredSession(stubborn_step, timing.watch([])) as session:
-        await session.run("loss")
+    await run_session(ah.AsyncMonitoredSession(stubborn_step, timing.watch([])), 1, "loss")
     blocker = timing.statistics().blockers[-1]
     assert "stubborn_step" in blocker.where
     assert __file__ in blocker.where
@@ -245,8 +233,7 @@ async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:
     for runs in (3, 1):
         faults = FaultInjectionHook({("before_run", 1): ah.AbortedError("lost")})
         async with ah.AsyncMonitoredSession(double, [*timing.watch([Busy(clock, 1.0)]), faults], recovery=NO_BACKOFF) as session:
-            for _ in range(runs):
-                await session.run("loss")
+            await make_runs(session, runs, "loss")
         assert found(timing)["Busy.before_run"][:2] == (runs + 1, runs + 1.0)
 
 

@@ -21,18 +21,8 @@ from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, do_nothing, double
-from tests.support.waiting import ticks, until_true
-
-
-class Gate:
-    """An event to wait for, which can be cleared again."""
-
-    def __init__(self) -> None:
-        self.opened = asyncio.Event()
-
-    async def pass_through(self, *_: object) -> None:
-        await self.opened.wait()
+from tests.support.sessions import NO_BACKOFF, do_nothing, double, run_session
+from tests.support.waiting import Gate, parked, ticks, until_true
 
 
 def found(watchdog: WatchdogHook) -> list[tuple[str, str, float]]:
@@ -51,8 +41,7 @@ async def test_a_hook_that_hangs_is_named_once(clock: ManualClock, caplog: pytes
     async with ah.AsyncMonitoredSession(double, hooks, name="trainer") as session:
         session.start_soon(refresh, name="refresh")
         run = asyncio.create_task(session.run("loss"), name="the run")
-        stranger = asyncio.create_task(gate.pass_through(), name="a stranger")
-        await ticks(20)
+        stranger = await parked(gate.pass_through(), 20, name="a stranger")
         clock.advance(29.9)
         assert found(watchdog) == []
         clock.advance(0.1)
@@ -85,11 +74,9 @@ async def test_every_phase_is_watched(phase: str, clock: ManualClock) -> None:
     async def main() -> None:
         # `begin` and `end` go in this order, `close` in reverse.
         watched = PhaseHook(phase, gate.pass_through)
-        async with ah.AsyncMonitoredSession(double, [watchdog, watched], stop_grace_period_secs=60) as session:
-            await session.run("loss")
+        await run_session(ah.AsyncMonitoredSession(double, [watchdog, watched], stop_grace_period_secs=60), 1, "loss")
 
-    task = asyncio.create_task(main())
-    await ticks(20)
+    task = await parked(main(), 20)
     clock.advance(11)
     (stall,) = watchdog.stalls
     assert "Gate.pass_through" in stall.report
@@ -112,8 +99,7 @@ async def test_the_first_step_has_a_limit_of_its_own(clock: ManualClock) -> None
     async with ah.AsyncMonitoredSession(step, [watchdog, faults], recovery=NO_BACKOFF) as session:
         for _ in range(3):
             gate.opened.clear()
-            run = asyncio.create_task(session.run("step"))
-            await ticks(30)
+            run = await parked(session.run("step"), 30)
             clock.advance(50)
             gate.opened.set()
             await run
@@ -179,8 +165,7 @@ async def test_waits_are_not_limited_by_default(secs: float | None, clock: Manua
     async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
         await ticks(20)
         clock.advance(200)  # in the block
-        run = asyncio.create_task(session.run("loss"))
-        await ticks(20)
+        run = await parked(session.run("loss"), 20)
         clock.advance(499)
         assert found(watchdog) == []
         clock.advance(1)
@@ -200,8 +185,7 @@ async def test_the_block_between_runs(clock: ManualClock) -> None:
             await session.run("loss")
             await queue.get()
 
-    task = asyncio.create_task(main())
-    await ticks(20)
+    task = await parked(main(), 20)
     clock.advance(100)
     (stall,) = watchdog.stalls
     assert (stall.phase, stall.what) == ("wait", "the session's block")
@@ -215,8 +199,7 @@ async def test_a_stop_ends_the_waits(clock: ManualClock) -> None:
     watchdog = WatchdogHook(10, wait_secs=20, on_stall="stop")
     steps = ah.MemoryStepStore(run="digits")
     async with ah.AsyncMonitoredSession(double, [watchdog, GlobalStepWaiterHook(7)], global_step=steps) as session:
-        run = asyncio.create_task(session.run("loss"))
-        await ticks(20)
+        run = await parked(session.run("loss"), 20)
         clock.advance(21)
         with pytest.raises(ah.StopRequestedError, match=r"wait: GlobalStepWaiterHook.before_run .* step 7 of digits"):
             await run
@@ -242,8 +225,7 @@ async def test_an_error_ends_the_run(clock: ManualClock, recovers: bool) -> None
         async with session:
             await session.run("loss")
 
-    task = asyncio.create_task(main())
-    await ticks(20)
+    task = await parked(main(), 20)
     clock.advance(10)
     if recovers:
         await task
@@ -272,8 +254,7 @@ async def test_a_blocked_loop_is_reported_by_a_thread(start_watch: Callable[[], 
     handler = Listening()
     logger.addHandler(handler)
     try:
-        async with ah.AsyncMonitoredSession(double, [watchdog, Blocking()]) as session:
-            await session.run("loss")
+        await run_session(ah.AsyncMonitoredSession(double, [watchdog, Blocking()]), 1, "loss")
     finally:
         logger.removeHandler(handler)
     stall = watchdog.stalls[0]
@@ -295,8 +276,7 @@ async def test_a_blocked_loop_may_end_the_session(start_watch: Callable[[], None
         await asyncio.Event().wait()
 
     with refused(ah.errors.SessionStalledError, "blocked loop", "PhaseHook.before_run"):
-        async with ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", block)]) as session:
-            await session.run("loss")
+        await run_session(ah.AsyncMonitoredSession(double, [watchdog, PhaseHook("before_run", block)]), 1, "loss")
 
 
 async def test_the_hook_may_be_used_again(clock: ManualClock) -> None:

@@ -22,7 +22,7 @@ from aiohooks.stores.nats._connection import NatsConnection, NoResponderError, p
 from aiohooks.stores.nats.store import NatsEngine, RunSubjects
 from tests.support.nats_servers import request_api, running_cluster
 from tests.support.store_servers import Server, running
-from tests.support.waiting import HANG_SECS, parked_wait, until_true
+from tests.support.waiting import HANG_SECS, parked, parked_wait, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -75,8 +75,7 @@ async def test_a_wake_is_one_message(server: Server, name: str) -> None:
         stats = connection._client.stats
         sent, got = stats["out_msgs"], stats["in_msgs"]
         for step in range(1, 21):
-            wait = asyncio.ensure_future(b.wait_for(step))
-            await asyncio.sleep(0)
+            wait = await parked(b.wait_for(step))
             await a.advance()
             assert await wait == step
         assert stats["out_msgs"] - sent == 0

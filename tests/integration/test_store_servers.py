@@ -21,7 +21,7 @@ from tests.support.nats_servers import request_api
 from tests.support.redis_servers import execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
-from tests.support.waiting import HANG_SECS, parked_wait, ticks, until_true
+from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
 
@@ -235,8 +235,7 @@ async def test_a_server_that_is_still_starting(own_server: Server) -> None:
     """The first connection is tried again until `connect_timeout`."""
     own_server.kill()
     store = store_of(own_server, connect_timeout=3600.0)
-    opening = asyncio.ensure_future(store.__aenter__())
-    await asyncio.sleep(0)
+    opening = await parked(store.__aenter__())
     await asyncio.to_thread(own_server.start)
     await opening
     assert await store.advance() == 1
@@ -250,8 +249,7 @@ async def test_closing_while_the_server_does_not_answer(own_server: Server) -> N
     await store.__aenter__()
     wait = await parked_wait(store, 5)
     own_server.pause()
-    advance = asyncio.ensure_future(store.advance())
-    await asyncio.sleep(0)
+    advance = await parked(store.advance())
     await store.aclose()
     own_server.resume()
     for call in (wait, advance):

@@ -22,6 +22,7 @@ from tests.benchmarks.report import COMPARED, Report, header, line, load, markdo
 from tests.benchmarks.rows import DISPATCH, GROUPS, ROWS, SECTIONS, SESSION
 from tests.support.hooks import HOOKS, five_hooks
 from tests.support.needs import MissingError
+from tests.support.sessions import make_runs, run_session
 from tests.support.source import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
@@ -249,8 +250,7 @@ async def test_a_run_makes_a_task_for_each_method_that_may_wait(count: int) -> N
         made.append(len(asyncio.all_tasks() - before))
 
     hooks = [*(Waits(note) for _ in range(count)), CannotWait(note)]
-    async with ah.AsyncMonitoredSession(small_graph(), hooks, yield_secs=None) as session:
-        await session.run("train", {"batch": 2})
+    await run_session(ah.AsyncMonitoredSession(small_graph(), hooks, yield_secs=None), 1, "train", {"batch": 2})
     assert sorted(made) == sorted([*range(1, count + 1), count, 0])
 
 
@@ -272,8 +272,7 @@ async def test_methods_that_are_not_overridden_are_never_called() -> None:
     record: list[tuple[str, str]] = []
     async with ah.AsyncMonitoredSession(small_graph(), [*silent, RecordingHook("loud", record=record)]) as session:
         looks = [hook.looks for hook in silent]
-        for _ in range(3):
-            await session.run("train", {"batch": 2})
+        await make_runs(session, 3, "train", {"batch": 2})
         assert [hook.looks for hook in silent] == looks
     assert record.count(("loud", "before_run")) == 3
 

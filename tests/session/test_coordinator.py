@@ -19,7 +19,17 @@ from aiohooks.session.coordinator import owner_of
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.sessions import put
-from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, ticks, uncancellable
+from tests.support.waiting import (
+    advance_clock,
+    cancel_and_wait,
+    cancels_left,
+    fail,
+    forever,
+    parked,
+    raises_after,
+    ticks,
+    uncancellable,
+)
 
 pytestmark = pytest.mark.every_python
 
@@ -42,8 +52,7 @@ async def test_waiting_for_the_stop(clock: ManualClock) -> None:
     """It is woken by the stop, immediately if that came before, and returns False after exactly its timeout; no timer is left."""
     coord = ah.Coordinator()
     waiting, stopped = await parked(coord.wait_for_stop(10)), await parked(coord.wait_for_stop())
-    clock.advance(9.999)
-    await ticks()
+    await advance_clock(clock, 9.999)
     assert not waiting.done()
     clock.advance(0.001)
     assert await waiting is False
@@ -102,8 +111,7 @@ async def test_what_ends_until(how: str) -> None:
     ends = [asyncio.CancelledError if wait.cancelled() else type(wait.exception()) for wait in waits]
     assert ends == [asyncio.CancelledError if how == "cancel" else ah.StopRequestedError] * 3
     assert (cancelled, task.done(), future.done(), coord.should_stop()) == (["coroutine"], False, False, how == "stop")
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
 
 
 async def test_until_after_the_stop_does_not_begin() -> None:
@@ -307,9 +315,7 @@ async def test_a_cancelled_join_leaves_the_tasks() -> None:
     coord = ah.Coordinator()
     task = coord.start_soon(forever)
     joining = await parked(coord.join())
-    joining.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await joining
+    assert await cancel_and_wait(joining)
     assert not task.done()
     coord.request_stop()
     await coord.join(0)
@@ -344,8 +350,7 @@ async def test_a_wait_ends_when_the_last_of_its_producers_has_ended() -> None:
     """While one of several producers is active the wait continues; the error says how each has ended."""
     coord = ah.Coordinator()
     first, second = coord.start_soon(ticks, name="a"), coord.start_soon(forever, name="b")
-    wait = asyncio.create_task(coord.until(forever(), producer=[first, second]))
-    await ticks(20)
+    wait = await parked(coord.until(forever(), producer=[first, second]), 20)
     assert not wait.done()
     second.cancel()
     with refused(ah.errors.ProducerFinishedError, "producer 'a' has finished, producer 'b' was cancelled"):
@@ -406,8 +411,7 @@ async def test_waits_that_are_over_are_forgotten_by_their_producer() -> None:
         assert await wait == number
     gc.collect()
     assert not [one for one in gc.get_objects() if type(one).__name__ == "EndOfProducers"]
-    producer.cancel()
-    await asyncio.wait([producer])
+    await cancel_and_wait(producer)
 
 
 # -- the drain and the pause
@@ -456,8 +460,7 @@ async def test_a_drain_can_be_cleared(clock: ManualClock) -> None:
     coord.request_drain("enough", secs=10)
     coord.clear_stop()
     assert (coord.should_drain(), coord.drain_reason, clock.pending) == (False, None, 0)
-    clock.advance(20)
-    await ticks()
+    await advance_clock(clock, 20)
     assert not coord.should_stop()
     coord.request_drain("again", secs=10)
     await coord.join()

@@ -13,7 +13,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, outcome
-from tests.support.waiting import parked, raises_after, ticks
+from tests.support.waiting import advance_clock, parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -167,8 +167,7 @@ async def test_a_worker_waits_until_its_deadline_exactly(clock: ManualClock) -> 
     creator = ah.WorkerSessionCreator(counting_graph(), variables=ah.Variables(), max_wait_secs=100)
     entering = await parked(ah.AsyncMonitoredSession(creator, [hook]).__aenter__())
     await ticks()
-    clock.advance(99.75)
-    await ticks()
+    await advance_clock(clock, 99.75)
     assert not entering.done()
     clock.advance(0.25)
     with refused(ah.errors.SessionNotReadyError, "within 100 s", "is a chief running") as caught:
@@ -183,8 +182,7 @@ async def test_a_worker_is_in_time_at_its_deadline(clock: ManualClock, secs: flo
     graph, variables = counting_graph(), ah.Variables()
     creating = await parked(ah.WorkerSessionCreator(graph, variables=variables, max_wait_secs=secs).create_session())
     await ticks()
-    clock.advance(waited)
-    await ticks()
+    await advance_clock(clock, waited)
     assert not creating.done()
     await ah.ChiefSessionCreator(graph, variables=variables).create_session()
     assert await (await creating).run("total") == 0

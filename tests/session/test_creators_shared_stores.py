@@ -20,8 +20,8 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.hooks import EndRecorder, PhaseHook
-from tests.support.sessions import counting_graph, outcome
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.sessions import counting_graph, make_runs, outcome
+from tests.support.waiting import advance_clock, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -85,8 +85,7 @@ async def test_worker_gives_up_at_its_deadline(clock: ManualClock) -> None:
     async with FakeStepStore(FakeEngine()) as steps:
         entering = await parked(ah.AsyncMonitoredSession(worker(steps, max_wait_secs=30)).__aenter__())
         await ticks(20)
-        clock.advance(29.9)
-        await ticks(3)
+        await advance_clock(clock, 29.9, 3)
         assert not entering.done()
         clock.advance(0.2)
         with refused(ah.errors.SessionNotReadyError, "has not initialised it within 30 s"):
@@ -203,8 +202,7 @@ async def stopped_while_away(creator: ah.SessionCreator, engine: FakeEngine, clo
     await stopped(session, entering)
     engine.restart()
     await ticks(40)
-    clock.advance(6)
-    await ticks(40)
+    await advance_clock(clock, 6, 40)
     yield
 
 
@@ -335,8 +333,7 @@ async def test_a_restore_resets_a_store_that_had_lost_its_data_meanwhile(tmp_pat
             return await super().restore(step, missing_ok=missing_ok)
 
     async def three(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(3):
-            await session.run("train")
+        await make_runs(session, 3, "train")
 
     def session(steps: ah.StepStore, saver: Any) -> ah.AsyncMonitoredSession:
         return ah.AsyncMonitoredSession(chief(steps, checkpoint_dir=saver), [ah.CheckpointSaverHook()])

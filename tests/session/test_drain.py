@@ -19,7 +19,7 @@ from aiohooks._aio.waits import wait_for_others
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, Loader, Source, failing_step, forever_step, outcome, same, use_up
-from tests.support.waiting import fail, forever, parked, ticks, until_true
+from tests.support.waiting import advance_clock, fail, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -379,11 +379,9 @@ async def test_it_is_limited(clock: ManualClock) -> None:
         loop = asyncio.ensure_future(use_up(steps))
         await until_true(lambda: session.drain_reason)
         await ticks()
-        clock.advance(19)
-        await ticks(20)
+        await advance_clock(clock, 19, 20)
         assert not session.should_stop()
-        clock.advance(1)
-        await ticks(20)
+        await advance_clock(clock, 1, 20)
         assert session.should_stop()
         held.set()
         await loop
@@ -400,8 +398,7 @@ async def test_a_later_request_limits_it(clock: ManualClock, first: float | None
         session.request_drain("later", secs=7)
         session.request_drain("and later", secs=8)
         session.pause("no space")
-        clock.advance(6)
-        await ticks()
+        await advance_clock(clock, 6)
         assert not session.should_stop()
         assert session.pause_reason == "no space", "only the first request ends a pause"
         clock.advance(1)
@@ -416,11 +413,9 @@ async def test_its_time_begins_when_the_session_opens(clock: ManualClock) -> Non
     session.request_drain("not now", secs=20)
     clock.advance(100)
     async with session:
-        clock.advance(19)
-        await ticks(20)
+        await advance_clock(clock, 19, 20)
         assert not session.should_stop()
-        clock.advance(1)
-        await ticks(20)
+        await advance_clock(clock, 1, 20)
         assert session.should_stop()
     assert clock.pending == 0
 

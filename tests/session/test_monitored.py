@@ -11,7 +11,7 @@ import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RequestingHook, SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, outcome, use_up
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, make_runs, outcome, run_session, use_up
 
 pytestmark = pytest.mark.every_python
 
@@ -225,8 +225,7 @@ async def test_hooks_add_to_the_metrics_of_a_run_in_order() -> None:
     last, first = MetricsHook("last"), MetricsHook("first")
     hooks: list[Any] = [ah.configure(last, order=1), first]
     async with ah.AsyncMonitoredSession(failing_step(None, ah.AbortedError("once")), hooks, recovery=NO_BACKOFF) as session:
-        for _ in range(2):
-            await session.run("loss")
+        await make_runs(session, 2, "loss")
     before = {step: {"first before": step, "last before": step} for step in (1, 2)}
     assert first.seen == [{}, before[1], {}, {}, before[2]]
     steps = [{"first before": 1}, {**before[1], "first after": 1}, {"first before": 2}]
@@ -246,6 +245,5 @@ async def test_threads_add_to_the_same_metrics() -> None:
             run_context.metrics[self.name] = 1
 
     hooks: list[Any] = [*(ah.BlockingHook(BlockingMetrics(name)) for name in names), ah.configure(last, order=1)]
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
-        await session.run("loss")
+    await run_session(ah.AsyncMonitoredSession(double, hooks), 1, "loss")
     assert set(last.seen[0]) == set(names)

@@ -14,8 +14,8 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, double, outcome, recovery_policy, use_up
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.sessions import NO_BACKOFF, double, outcome, recovery_policy, run_session, use_up
+from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="outside")
@@ -162,8 +162,7 @@ async def test_blocks_of_overlapping_hooks_are_their_own() -> None:
 
         return PhaseHook("before_run", call)
 
-    async with ah.AsyncMonitoredSession(double, [hook(9), hook(7), hook(8)]) as session:
-        await session.run("loss")
+    await run_session(ah.AsyncMonitoredSession(double, [hook(9), hook(7), hook(8)]), 1, "loss")
     assert precisions == [(7, 7), (8, 8), (9, 9)]
     assert (decimal.getcontext().prec, variable.get()) == (28, "hook 8")
 
@@ -189,8 +188,7 @@ async def test_an_element_of_a_run_that_is_not_repeated_is_unused(ends: str, clo
     policy = recovery_policy(max_attempts=0) if ends == "gives up" else ah.RecoveryPolicy(backoff=ah.Backoff(5, jitter=False))
     task = asyncio.create_task(outcome(ah.AsyncMonitoredSession(train, recovery=policy), use))
     await until_true(lambda: task.done() or (ends == "is cancelled" and clock.pending))
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
     assert (used, made[0].unused[0]) == ([0, 1], 2)
 
 
@@ -220,8 +218,7 @@ async def test_an_element_that_a_cancel_takes_is_said(caplog: pytest.LogCaptureF
         await ticks(5)
         queue.put_nowait(7)
         await ticks(passes)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+        await cancel_and_wait(waiting)
         said = "a wait was cancelled as its result came, which is lost: 7" in caplog.text
         assert (queue.qsize(), said, waiting.cancelled()) in {(1, False, True), (0, True, True), (0, False, False)}
         warned += said

@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, Source, counting_graph, double, outcome, same, use_up
-from tests.support.waiting import fail, parked, ticks, until_true
+from tests.support.waiting import advance_clock, cancel_and_wait, fail, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -28,8 +28,7 @@ async def test_no_run_begins_during_a_pause(yield_secs: float | None) -> None:
             session.pause("later")
             assert session.pause_reason == session.status().pause_reason == ("not open yet" if number == 1 else "later")
             assert f"paused: {session.pause_reason}" in str(session.status())
-            run = asyncio.ensure_future(session.run("loss"))
-            await ticks(20)
+            run = await parked(session.run("loss"), 20)
             assert (run.done(), session.status().runs) == (False, number - 1)
             session.resume()
             session.resume()
@@ -60,8 +59,7 @@ async def test_the_loop_of_steps_takes_no_feed() -> None:
     """It waits before the next element, so that a stop during the pause loses none."""
     source = Source(on_take=lambda taken: taken == 2 and session.pause())
     async with ah.AsyncMonitoredSession(same) as session:
-        loop = asyncio.ensure_future(use_up(session.steps(feeds=source.plain())))
-        await ticks(50)
+        loop = await parked(use_up(session.steps(feeds=source.plain())), 50)
         session.request_stop("enough")
         await loop
     assert source.taken == 2
@@ -99,8 +97,7 @@ async def test_what_does_not_end_the_wait() -> None:
         cancelled, other = asyncio.ensure_future(session.run("train")), asyncio.ensure_future(session.run("train"))
         session.coord.start_soon(fail, ah.errors.AbortedError())
         await ticks(10)
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
+        await cancel_and_wait(cancelled)
         await ticks(10)
         assert (cancelled.cancelled(), other.done(), session.status().recoveries) == (True, False, 0)
         session.resume()
@@ -165,8 +162,7 @@ async def test_a_pause_is_no_stall(clock: ManualClock) -> None:
         session.pause()
         run = await parked(session.run("loss"))
         for _ in range(5):
-            clock.advance(20)
-            await ticks(10)
+            await advance_clock(clock, 20, 10)
         assert not watchdog.stalls
         session.resume()
         await run

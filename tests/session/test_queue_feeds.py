@@ -15,7 +15,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, do_nothing, put, same, use_up
-from tests.support.waiting import parked, ticks, until_true
+from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -59,8 +59,7 @@ async def test_the_first_element_waits_for_the_others_only_so_long(clock: Manual
         assert await anext(first) == [3]
         queue.put_nowait(4)
         next_one = await parked(anext(whole))
-        clock.advance(1000)
-        await ticks()
+        await advance_clock(clock, 1000)
         assert not next_one.done()
         queue.put_nowait(5)
         assert await next_one == [4, 5]
@@ -72,8 +71,7 @@ async def test_a_stop_and_a_cancel_keep_a_part_of_a_batch() -> None:
     async with ah.AsyncMonitoredSession(same) as session:
         steps = session.steps("same", feeds=queue, batch=3)
         waiting = await parked(anext(steps))
-        waiting.cancel()
-        await asyncio.wait([waiting])
+        await cancel_and_wait(waiting)
         assert steps.unused == [1, 2]
         queue.put_nowait(3)
         assert await anext(steps) == [1, 2, 3]
@@ -99,8 +97,7 @@ async def test_an_element_that_comes_with_the_cancel_is_kept() -> None:
             await ticks()
             queue.put_nowait(passes)
             await ticks(passes)
-            waiting.cancel()
-            await asyncio.wait([waiting])
+            await cancel_and_wait(waiting)
             assert (await loop() if waiting.cancelled() else waiting.result()) == passes
 
 

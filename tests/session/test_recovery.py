@@ -17,7 +17,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook, cho
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, SessionRecorder
 from tests.support.sessions import NO_BACKOFF, counting_graph, double, failing_step, outcome, recovery_policy, use_up
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import advance_clock, cancel_and_wait, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -113,8 +113,7 @@ async def test_pauses_grow_up_to_a_limit(clock: ManualClock) -> None:
         running = asyncio.create_task(session.run("loss"))
         for recoveries, secs in enumerate((1, 2, 4, 5, 5), 1):
             await ticks(20)
-            clock.advance(secs - 0.001)
-            await ticks(20)
+            await advance_clock(clock, secs - 0.001, 20)
             assert (session.status().recoveries, running.done()) == (recoveries, False)
             clock.advance(0.001)
         assert await running == 1
@@ -126,8 +125,7 @@ async def test_a_completed_run_ends_the_series(clock: ManualClock) -> None:
     recovery = ah.RecoveryPolicy(max_attempts=1, backoff=ah.Backoff(1, jitter=False))
     async with ah.AsyncMonitoredSession(failing_step(LOST, None, LOST, None, LOST), recovery=recovery) as session:
         for _ in range(3):
-            running = asyncio.create_task(session.run("loss"))
-            await ticks(20)
+            running = await parked(session.run("loss"), 20)
             clock.advance(1)
             assert await running == 1
         assert session.status().recoveries == 3
@@ -136,8 +134,7 @@ async def test_a_completed_run_ends_the_series(clock: ManualClock) -> None:
 async def test_a_stop_ends_the_pause_and_the_run_is_repeated(clock: ManualClock) -> None:
     """A stop during a recovery ends the pause, and the run is still repeated."""
     async with ah.AsyncMonitoredSession(failing_step(LOST), recovery=PAUSES) as session:
-        running = asyncio.create_task(session.run("loss"))
-        await ticks(20)
+        running = await parked(session.run("loss"), 20)
         assert not running.done()
         session.request_stop("enough")
         assert await running == 1
@@ -154,8 +151,7 @@ async def test_a_cancel_ends_the_pause_and_the_recovery(clock: ManualClock, agai
     async def use(session: ah.AsyncMonitoredSession) -> None:
         running = asyncio.create_task(session.run("loss"))
         await until_true(lambda: sessions.sessions[0].closed and clock.pending)
-        running.cancel()
-        await asyncio.wait([running])
+        await cancel_and_wait(running)
         assert running.cancelled()
         if again:
             assert await session.run("loss") == 1

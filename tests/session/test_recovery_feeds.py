@@ -15,7 +15,7 @@ import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import do_nothing, recovery_policy, use_up
-from tests.support.waiting import ticks
+from tests.support.waiting import cancel_and_wait, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -211,8 +211,7 @@ async def test_what_two_loops_put_back_is_in_order(count: int, order: int) -> No
         loops = [asyncio.create_task(use_up(steps)) for _ in range(2)]
         await ticks(20)
         for loop in loops[::order]:
-            loop.cancel()
-            await asyncio.wait([loop])
+            await cancel_and_wait(loop)
         holds.set()
         await use_up(steps)
         assert await session.run("seen") == ALL[:count]

@@ -12,8 +12,8 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook, SessionRecorder
-from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome
-from tests.support.waiting import forever, parked, raises_after, result_without_suspending, ticks, until_true
+from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome, run_session
+from tests.support.waiting import cancel_and_wait, forever, parked, raises_after, result_without_suspending, ticks, until_true
 
 Use = Callable[[ah.AsyncMonitoredSession], Awaitable[Any]]
 StepContext = ah.session.StepContext
@@ -100,8 +100,7 @@ async def test_a_step_function_is_one_turn() -> None:
 
     hook = RecordingHook()
     async with ah.AsyncMonitoredSession(double, [hook]) as session:
-        running = asyncio.create_task(session.run_step_fn(step_fn))
-        await ticks(1)
+        running = await parked(session.run_step_fn(step_fn), 1)
         order.append(f"run {await session.run('loss')}")
         assert await running == "done"
     assert order == ["with hooks 2", "raw 2", "with hooks 2", "raw 2", "run 2"]
@@ -394,12 +393,9 @@ async def test_an_operation_that_fails_while_it_is_cancelled(caplog: pytest.LogC
             raise ValueError("while it is cancelled")
 
     async def main() -> None:
-        async with ah.AsyncMonitoredSession(step) as session:
-            await session.run(())
+        await run_session(ah.AsyncMonitoredSession(step), 1, ())
 
     running = await parked(main())
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    assert await cancel_and_wait(running)
     assert "a call failed, but CancelledError is raised instead" in caplog.text
     assert "raised by operation 'step'" in caplog.text

@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import Source
+from tests.support.sessions import Source, make_runs
 from tests.support.waiting import parked, result_without_suspending, ticks
 
 pytestmark = [pytest.mark.every_python, pytest.mark.turns]
@@ -46,8 +46,7 @@ def computing(clock: ManualClock, where: str = "step", secs: float = COMPUTING_S
 
 
 async def by_run(session: ah.AsyncMonitoredSession, count: int) -> None:
-    for _ in range(count):
-        await session.run("loss")
+    await make_runs(session, count, "loss")
 
 
 async def by_steps(session: ah.AsyncMonitoredSession, count: int) -> None:

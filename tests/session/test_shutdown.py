@@ -13,7 +13,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph, double, forever_step, outcome, recovery_policy
+from tests.support.sessions import NO_BACKOFF, counting_graph, double, forever_step, make_runs, outcome, recovery_policy
 from tests.support.waiting import cancels_left, fail, forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
@@ -360,8 +360,7 @@ async def test_the_session_stays_readable_in_close(faults: Any, policy: Any, kin
     """The one that the hook got last is closed, and has the last step that was committed, with the variables of that step."""
 
     async def train(session: ah.AsyncMonitoredSession) -> None:
-        for _ in range(3):
-            await session.run("train")
+        await make_runs(session, 3, "train")
 
     hook = LastStepHook()
     session = ah.AsyncMonitoredSession(counting_graph(), [hook, FaultInjectionHook(faults)], recovery=policy)

@@ -11,7 +11,7 @@ from aiohooks.testing import ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import double, outcome
-from tests.support.waiting import parked, raises_after, ticks
+from tests.support.waiting import advance_clock, parked, raises_after, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -82,8 +82,7 @@ async def test_a_cancelled_second_closer_waits_for_the_grace_period_only(clock: 
         await ticks()
         second.cancel()
         await ticks(20)
-        clock.advance(8.9)
-        await ticks(20)
+        await advance_clock(clock, 8.9, 20)
         assert not second.done()
         clock.advance(0.1)
         await asyncio.wait([second])

@@ -13,7 +13,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import counting_graph, double, forever_step, outcome, recovery_policy
+from tests.support.sessions import counting_graph, double, forever_step, outcome, recovery_policy, run_session
 from tests.support.waiting import fail, forever, parked, raises_after, ticks, uncancellable
 
 pytestmark = pytest.mark.every_python
@@ -125,8 +125,7 @@ async def test_errors_that_answer_a_cancel(ended: str, caplog: pytest.LogCapture
         session.start_soon(answers if ended == "by a cancel" else raises_after(9, OSError("lost")))
         await (forever() if ended == "by a cancel" else session.run_step_fn(answers))
 
-    body = asyncio.create_task(outcome(ah.AsyncMonitoredSession(double), use))
-    await ticks(20)
+    body = await parked(outcome(ah.AsyncMonitoredSession(double), use), 20)
     body.cancel()
     raised = await body
     if ended == "by a cancel":
@@ -289,8 +288,7 @@ async def test_an_error_that_cannot_be_shown_is_one_like_any_other(wait: str) ->
     assert session.stop_reason == "background task 'odd' failed: <OddError, whose repr raises AttributeError>"
     assert session.status().failure == "<OddError, whose repr raises AttributeError>"
     lost = FaultInjectionHook({("before_run", 1): OddError()})
-    async with ah.AsyncMonitoredSession(double, [lost], recovery=recovery_policy(on=(OddError,))) as recovering:
-        await recovering.run("loss")
+    recovering = await run_session(ah.AsyncMonitoredSession(double, [lost], recovery=recovery_policy(on=(OddError,))), 1, "loss")
     assert recovering.status().recoveries == 1
 
 

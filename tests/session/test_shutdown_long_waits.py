@@ -12,7 +12,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, double, outcome
-from tests.support.waiting import forever, parked, ticks
+from tests.support.waiting import advance_clock, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -39,8 +39,7 @@ async def test_background_tasks_that_are_waited_for_are_logged(clock: ManualCloc
         session.start_soon(produce)
         await ticks()
 
-    ending = asyncio.create_task(closing(use=use))
-    await ticks(20)
+    ending = await parked(closing(use=use), 20)
     clock.advance(0.9)
     assert messages(caplog) == []
     clock.advance(0.1)
@@ -98,8 +97,7 @@ async def test_other_calls_that_are_waited_for_are_logged(
         else:
             runs.append(await parked(session.run("loss")))
 
-    ending = asyncio.create_task(closing([ah.configure(hook, background=what == "calls")], use))
-    await ticks(20)
+    ending = await parked(closing([ah.configure(hook, background=what == "calls")], use), 20)
     clock.advance(1)
     (text,) = messages(caplog)
     assert text.startswith(f"session 'trainer', closing: has waited 1 s for {waits_for}")
@@ -125,8 +123,7 @@ async def test_a_recovery_that_waits_says_so(clock: ManualClock, caplog: pytest.
 
     hooks = [PhaseHook("after_create_session", starts)]
     session = ah.AsyncMonitoredSession(double, hooks, recovery=NO_BACKOFF, name="trainer")
-    opening = asyncio.create_task(outcome(session))
-    await ticks(20)
+    opening = await parked(outcome(session), 20)
     clock.advance(1)
     gate.set()
     assert await opening is None
@@ -156,8 +153,7 @@ async def test_the_default_grace_period(clock: ManualClock, caplog: pytest.LogCa
     coord.request_stop()
     tasks.append(asyncio.create_task(use(), name="reader of shard 3"))
     await ticks(20)
-    clock.advance(9.9)
-    await ticks(20)
+    await advance_clock(clock, 9.9, 20)
     assert ended == []
     clock.advance(0.1)
     await asyncio.wait(tasks)

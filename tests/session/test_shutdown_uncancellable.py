@@ -13,7 +13,7 @@ from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, outcome
-from tests.support.waiting import Uncancellable, forever, parked, raises_after, ticks, until_true
+from tests.support.waiting import Uncancellable, advance_clock, cancel_and_wait, forever, parked, raises_after, ticks, until_true
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -37,8 +37,7 @@ async def test_an_uncancellable_call_has_the_grace_period(
     async with ah.AsyncMonitoredSession(creator, hooks, stop_grace_period_secs=9) as session:
         running = asyncio.create_task(session.run("loss" if where == "hook" else ["fails", "waits"]))
         await until_true(lambda: uncancellable.cancels)
-        clock.advance(grace - 0.1)
-        await ticks()
+        await advance_clock(clock, grace - 0.1)
         assert not running.done()
         clock.advance(0.1)
         with pytest.raises(OSError, match="broken"):
@@ -164,8 +163,7 @@ async def test_a_failed_end_waits_for_a_task_that_ignores_its_cancel(cancelled: 
         await uncancellable.release()
         assert isinstance(await ending, asyncio.CancelledError)
     else:
-        clock.advance(8.9)
-        await ticks(20)
+        await advance_clock(clock, 8.9, 20)
         assert not ending.done()
         clock.advance(0.1)
         assert await ending is error
@@ -253,14 +251,12 @@ async def test_a_raw_session_that_is_created_too_late_is_closed(where: str, inte
         running = asyncio.create_task(session.run("train"))
         if interrupted:
             await until_true(lambda: created[0].closed and clock.pending)
-            running.cancel()
-            await asyncio.wait([running])
+            await cancel_and_wait(running)
             running = asyncio.create_task(session.run("train"))
         await uncancellable.waiting.wait()
         closing = asyncio.create_task(session.aclose())
         while not closing.done():
-            clock.advance(1)
-            await ticks()
+            await advance_clock(clock, 1)
     calls = hook.phases()
     await uncancellable.release()
     with pytest.raises(ah.errors.SessionClosedError, match=r"the session was closed (during this run|while a raw session)"):

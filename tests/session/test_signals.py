@@ -18,7 +18,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, outcome
-from tests.support.waiting import forever, parked, raises_after, ticks, until_true
+from tests.support.waiting import advance_clock, forever, parked, raises_after, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -58,8 +58,7 @@ async def test_what_a_signal_waits_for_is_said(clock: ManualClock, caplog: pytes
         running = await parked(session.run("loss"))
         await send(signal.SIGTERM, lambda: clock.pending)
         assert "Hangs" not in caplog.text
-        clock.advance(1)
-        await ticks()
+        await advance_clock(clock, 1)
         assert "session trainer: SIGTERM received; it ends after Hangs.after_run at step 1" in caplog.text.replace("'", "")
         assert "another SIGTERM cancels that" in caplog.text
         task = asyncio.current_task()

@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import forever_step, outcome, same, use_up
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.waiting import advance_clock, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -70,8 +70,7 @@ async def test_the_time_of_a_drain_that_is_over_is_not_reported(caplog: pytest.L
     """A session that has drained, and whose end takes its time, is not stopped once more."""
 
     async def slow(_: object) -> None:
-        clock.advance(20)
-        await ticks()
+        await advance_clock(clock, 20)
 
     async def use(session: ah.AsyncMonitoredSession) -> None:
         async for _ in session.steps("same", feeds=range(9)):
@@ -125,8 +124,7 @@ async def test_the_second_signal_stops(clock: ManualClock) -> None:
         with pytest.raises(ah.StopRequestedError, match="SIGUSR1 received"):
             await wait
         assert session.should_stop()
-        clock.advance(20)
-        await ticks(20)
+        await advance_clock(clock, 20, 20)
         gate.set()
         assert await running == 1
 
@@ -142,8 +140,7 @@ async def test_what_stops_a_drain_and_what_cancels_then(by: str, clock: ManualCl
         if by == "the second signal":
             send()
         else:
-            clock.advance(19)
-            await ticks()
+            await advance_clock(clock, 19)
             assert not session.should_stop()
             clock.advance(1)
         await until_true(session.should_stop)
@@ -180,8 +177,7 @@ async def test_the_drain_of_one_that_is_opened_meanwhile_has_an_end(clock: Manua
         await drain_of(first)
         clock.advance(1)
         async with handling(drain_secs=5.0) as later:
-            clock.advance(4.9)
-            await ticks()
+            await advance_clock(clock, 4.9)
             assert not later.should_stop()
             clock.advance(0.1)
             await until_true(later.should_stop)

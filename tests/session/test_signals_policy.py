@@ -22,7 +22,7 @@ from aiohooks.testing import ManualClock, RecordingHook
 from tests.support.checks import drop, refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import counting_graph, double, outcome
-from tests.support.waiting import forever, parked, ticks, until_true
+from tests.support.waiting import advance_clock, forever, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -75,8 +75,7 @@ async def test_the_time_limit_of_the_step(ends_in_time: bool, clock: ManualClock
     async with handling(counting_graph(), [PhaseHook("before_run", wait), hook], step_secs=5.0) as session:
         running = await parked(session.run("train"))
         await stop_of(session)
-        clock.advance(4.9)
-        await ticks()
+        await advance_clock(clock, 4.9)
         assert not running.done()
         if ends_in_time:
             gate.set()
@@ -104,8 +103,7 @@ async def test_the_grace_period_ends_the_session(phase: str, caplog: pytest.LogC
         running = asyncio.create_task(outcome(session, lambda session: session.run("loss")))
         await inside.wait()
         await stop_of(session)
-        clock.advance(19.0)
-        await ticks()
+        await advance_clock(clock, 19.0)
         assert not running.done()
         clock.advance(2.0)
         assert isinstance(await running, asyncio.CancelledError)

@@ -17,19 +17,9 @@ from aiohooks.session.hook import HOOK_METHODS
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, counting_graph, do_nothing, double, outcome
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import Gate, parked, ticks
 
 pytestmark = pytest.mark.every_python
-
-
-class Gate:
-    """An event to wait for, with a line of its own in a stack."""
-
-    def __init__(self) -> None:
-        self.opened = asyncio.Event()
-
-    async def pass_through(self, *_: object) -> None:
-        await self.opened.wait()
 
 
 def named(status: ah.session.SessionStatus) -> list[tuple[str, float | None]]:
@@ -51,11 +41,10 @@ async def test_the_active_hook_is_named(phase: str, clock: ManualClock) -> None:
     gate = Gate()
     hook = PhaseHook(phase, gate.pass_through)
     session = ah.AsyncMonitoredSession(double, [ah.SessionRunHook(), hook], name="chief")
-    task = asyncio.create_task(outcome(session, lambda session: session.run("loss")))
-    await ticks(20)
+    task = await parked(outcome(session, lambda session: session.run("loss")), 20)
     clock.advance(3.5)
     status = session.status()
-    doing = only(status.doing, f"Gate.pass_through ({__file__}:", "Event.wait")
+    doing = only(status.doing, f"Gate.pass_through ({Gate.pass_through.__code__.co_filename}:", "Event.wait")
     assert doing.what.startswith(f"PhaseHook.{phase}")
     assert (doing.secs, doing.hook) == (3.5, hook)
     assert str(doing) in str(status)

@@ -17,7 +17,8 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import RecordingHook
 from tests.support.checks import refused
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting_graph, make_runs
+from tests.support.waiting import parked
 
 COUNTS, SUMMARIES, SAVES = "StepCounterHook", "SummarySaverHook", "CheckpointSaverHook"
 DIRECTORY, LOSS = "its directory", {"summaries": ["loss"]}
@@ -63,8 +64,7 @@ async def test_a_job_continues_where_it_ended(tmp_path: Path) -> None:
         )
 
     async with chief() as session:
-        for _ in range(3):
-            await session.run("train")
+        await make_runs(session, 3, "train")
     async with chief() as session:
         assert await session.run(("total", "global_step")) == (3, 3)
     steps = [checkpoint.step for checkpoint in await ah.Saver(tmp_path, read_only=True).checkpoints()]
@@ -86,8 +86,7 @@ async def test_a_worker_begins_when_the_chief_has_restored(tmp_path: Path) -> No
             began.set()
             return await session.run(("total", "global_step"))
 
-    working = asyncio.create_task(worker())
-    await asyncio.sleep(0)
+    working = await parked(worker())
     assert not began.is_set()
     async with ah.monitored_training_session(counting_graph(), checkpoint_dir=tmp_path, variables=variables, global_step=steps):
         assert await working == (1, 1)

@@ -24,7 +24,7 @@ from aiohooks.session import why
 from tests.support.hangs import disable_why, unfolded
 from tests.support.processes import run_python
 from tests.support.sessions import double, use_up
-from tests.support.waiting import HANG_SECS, forever, ticks
+from tests.support.waiting import HANG_SECS, forever, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -79,8 +79,7 @@ async def test_a_wait_for_a_feed_leads_into_the_feeds() -> None:
         yield 1
 
     async with ah.AsyncMonitoredSession(double) as session:
-        loop = asyncio.create_task(use_up(session.steps(feeds=feeds())))
-        await ticks(10)
+        loop = await parked(use_up(session.steps(feeds=feeds())), 10)
         pattern = r" waits for next feed <- task 'feeds' <- next feed, .*\.feeds at .* <- event `arrived` "
         assert re.search(pattern, unfolded(str(session.why())))
         arrived.set()
@@ -112,8 +111,7 @@ async def test_other_processes_ask(folder: Path, capsys: pytest.CaptureFixture[s
         assert files(folder) == [f"{os.getpid()}.json", f"{os.getpid()}.sock"]
         assert os.stat(folder).st_mode & 0o777 == 0o700
         session.pause("a look at the weights")
-        run = asyncio.create_task(session.run(()))
-        await ticks()
+        run = await parked(session.run(()), 5)
         for target in (str(os.getpid()), "digits"):
             assert await asyncio.to_thread(main, ["why", target]) == 0
             printed = capsys.readouterr().out

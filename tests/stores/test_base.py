@@ -11,7 +11,7 @@ from anyio import to_thread
 from aiohooks.errors import InvalidArgumentError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, StepStore
 from aiohooks.testing.clock import ManualClock
-from tests.support.waiting import parked, result_without_suspending, ticks
+from tests.support.waiting import advance_clock, cancel_and_wait, parked, result_without_suspending
 
 pytestmark = pytest.mark.every_python
 
@@ -120,8 +120,7 @@ async def test_one_threshold_parked_and_cancelled_repeatedly() -> None:
     low = await parked(store.wait_for(1))
     for _ in range(500):
         task = await parked(store.wait_for(5))
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
     assert len(store._waits.waiters._heap) <= 70
     again = await parked(store.wait_for(5))
     await store.advance(5)
@@ -138,8 +137,7 @@ async def test_the_timeout_error_has_what_was_wanted() -> None:
         store.publisher("chief")
         task = await parked(store.wait_for(10, timeout=2.5))
         await store.advance(4)
-        clock.advance(2.4)
-        await ticks(3)
+        await advance_clock(clock, 2.4, 3)
         assert not task.done()
         clock.advance(0.1)
         with pytest.raises(

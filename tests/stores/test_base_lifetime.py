@@ -15,7 +15,7 @@ from aiohooks.errors import InvalidArgumentError, StoreClosedError, WrongLoopErr
 from aiohooks.stores import MemoryStepStore, Position, StoreStatistics
 from aiohooks.testing.clock import ManualClock
 from aiohooks.testing.leaks import no_leaks
-from tests.support.waiting import parked, result_without_suspending, ticks
+from tests.support.waiting import cancel_and_wait, parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -50,8 +50,7 @@ async def test_iterations_of_changes_are_independent() -> None:
     assert await asyncio.gather(*tasks) == [Position(1, 1)] * 3
     task = await parked(anext(second))
     await store.advance()
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel_and_wait(task)
     assert await anext(second) == Position(1, 2)
 
 
@@ -223,6 +222,5 @@ async def test_an_engine_is_notified_of_the_next_threshold() -> None:
     assert subscribed == [9, 5, 0, 7, 9, None]
     await anext(changes)
     change = await parked(anext(changes))
-    change.cancel()
-    await asyncio.wait([change])
+    await cancel_and_wait(change)
     assert subscribed[6:] == [0, None]

@@ -63,8 +63,7 @@ async def test_a_look_from_outside_leaves_no_trace(tmp_path: Path) -> None:
         store.publisher("trainer")
         await store.advance(7)
         await store.flush()
-        waiting = asyncio.ensure_future(store.wait_for(9))
-        await ticks(3)
+        waiting = await parked(store.wait_for(9), 3)
         before = contents(tmp_path)
         async with contextlib.aclosing(LocalStepStore(tmp_path)) as outside:
             for _ in range(3):
@@ -144,8 +143,7 @@ async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
 async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:
     """Waits in other stores end when the run is deleted, and later calls say why."""
     async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
-        wait = asyncio.ensure_future(other.wait_for(5))
-        await asyncio.sleep(0)
+        wait = await parked(other.wait_for(5))
         await store.forget()
         with pytest.raises(ah.errors.StoreUnavailableError, match="was deleted"):
             await wait
@@ -244,8 +242,7 @@ async def test_forgetting_keeps_foreign_files(tmp_path: Path) -> None:
 async def test_an_advance_without_due_waiters_wakes_no_process(tmp_path: Path) -> None:
     """A process that waits gets no event until its own step is reached."""
     async with LocalStepStore(tmp_path) as store, LocalStepStore(tmp_path) as other:
-        wait = asyncio.ensure_future(other.wait_for(10))
-        await asyncio.sleep(0)
+        wait = await parked(other.wait_for(10))
         inotify = other._local._inotify
         assert inotify is not None
         for _ in range(9):
@@ -314,8 +311,7 @@ async def test_no_timer_runs_while_waiting(tmp_path: Path) -> None:
                 async with other.lead(ttl=1.0):
                     await other.flush()
                     step = asyncio.ensure_future(store.wait_for(1))
-                    never = asyncio.ensure_future(store.wait_for(2))
-                    await asyncio.sleep(0)
+                    never = await parked(store.wait_for(2))
                     await other.advance()
                     assert await step == 1
                     assert store._renewal is other._renewal is None
@@ -364,8 +360,7 @@ async def test_an_advance_cancelled_too_late_still_wakes(tmp_path: Path) -> None
         lock = os.open(store.directory, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)
         wait = asyncio.ensure_future(store.wait_for(1))
-        advance = asyncio.ensure_future(store.advance())
-        await ticks(5)
+        advance = await parked(store.advance(), 5)
         assert not advance.done()
         os.close(lock)
         while (await other.value()).step < 1:  # does not suspend

@@ -15,7 +15,7 @@ from aiohooks.stores import Position
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.stores.local._files import RECORD_SIZE, RunFiles
 from aiohooks.testing import ManualClock
-from tests.support.waiting import ticks
+from tests.support.waiting import parked, ticks
 
 FILES = ("position", "notify", "state")
 
@@ -24,8 +24,7 @@ async def make_run(directory: Path) -> Path:
     """Make a run that has had publishers, waiters and a reset; return its directory."""
     async with LocalStepStore(directory) as store, LocalStepStore(directory) as other:
         with store.publisher("one"):
-            wait = asyncio.ensure_future(other.wait_for(5))
-            await asyncio.sleep(0)
+            wait = await parked(other.wait_for(5))
             await store.advance(5)
             await wait
         await store.reset(3)
@@ -185,8 +184,7 @@ async def test_damage_ends_waits(tmp_path: Path, damage: Callable[[Path], None],
 async def test_damage_that_a_call_finds_ends_waits(tmp_path: Path) -> None:
     """Waiters do not wait for a notification that may never come."""
     async with LocalStepStore(tmp_path) as store:
-        wait = asyncio.ensure_future(store.wait_for(5))
-        await asyncio.sleep(0)
+        wait = await parked(store.wait_for(5))
         _flip(store.directory / "position")
         for call in (store.value(), wait):
             with pytest.raises(StoreDamagedError):

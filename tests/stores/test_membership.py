@@ -15,7 +15,7 @@ from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks
+from tests.support.waiting import HANG_SECS, advance_clock, cancel_and_wait, parked, parked_wait, ticks
 
 # --- leases
 
@@ -23,8 +23,7 @@ from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks
 async def pass_time(clock: ManualClock, secs: float) -> None:
     """Let time pass in which all that is due is done."""
     for _ in range(round(secs * 2)):
-        clock.advance(0.5)
-        await ticks(40)
+        await advance_clock(clock, 0.5, 40)
 
 
 async def wait_as(publisher: Publisher, store: FakeStepStore, step: int) -> int:
@@ -61,8 +60,7 @@ async def test_a_dead_publisher_is_found_when_its_lease_runs_out(
         dead.publisher("trainer")
         await dead.advance(5)
         await dead.flush()
-        wait = asyncio.ensure_future(b.wait_for(9))
-        await ticks(40)
+        wait = await parked(b.wait_for(9), 40)
         await kill(dead)
         await pass_time(clock, 9.5)
         assert not wait.done()
@@ -84,8 +82,7 @@ async def test_a_publisher_whose_loop_was_blocked(
     async with blocked, FakeStepStore(engine) as b:
         with blocked.publisher("trainer"):
             await blocked.flush()
-            wait = asyncio.ensure_future(b.wait_for(9))
-            await ticks(40)
+            wait = await parked(b.wait_for(9), 40)
             own_clock.call_later(0, lambda: setattr(own_clock, "_now", blocked_secs))  # nothing else is called meanwhile
             await pass_time(clock, blocked_secs)
             assert wait.done() == (blocked_secs > 10)
@@ -117,8 +114,7 @@ async def test_a_dead_publisher_is_found_while_another_one_is_fast(clock: Manual
                 await a.advance()
                 assert await wait == step
             assert b.statistics().publishers == ("trainer",)
-            wait = asyncio.ensure_future(b.wait_for(99))
-            await ticks(40)
+            wait = await parked(b.wait_for(99), 40)
         with pytest.raises(ah.errors.PublisherFinishedError, match="trainer finished at step 40"):
             await wait
     await close_dead(dead, clock)
@@ -131,12 +127,10 @@ async def test_waiters_stay_for_the_next_chief_if_asked(clock: ManualClock, engi
         dead.publisher("trainer")
         await dead.advance(5)
         await dead.flush()
-        wait = asyncio.ensure_future(b.wait_for(9))
-        await ticks(40)
+        wait = await parked(b.wait_for(9), 40)
         await kill(dead)
         for _ in range(30):
-            clock.advance(1)
-            await ticks(40)
+            await advance_clock(clock, 1, 40)
         assert b.statistics().publishers == ()
         assert not wait.done()
         async with FakeStepStore(engine) as again:
@@ -150,11 +144,8 @@ async def test_waiting_for_the_lead_can_be_cancelled(engine: FakeEngine) -> None
     """A wait for the lead can be cancelled; a chief cannot take the lead twice."""
     async with FakeStepStore(engine) as a, FakeStepStore(engine) as b:
         async with a.lead():
-            takes = asyncio.ensure_future(b.lead().__aenter__())
-            await ticks(40)
-            takes.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await takes
+            takes = await parked(b.lead().__aenter__(), 40)
+            assert await cancel_and_wait(takes)
         async with b.lead(), asyncio.timeout(HANG_SECS):
             with pytest.raises(ah.errors.InvalidArgumentError, match="leads already"):
                 async with b.lead():
@@ -195,11 +186,9 @@ async def test_a_run_that_had_ended_may_begin_again(clock: ManualClock, engine: 
     async with FakeStepStore(engine, join_grace_secs=20) as b, FakeStepStore(engine, join_grace_secs=20) as c:
         early, late = asyncio.ensure_future(b.wait_for(5)), asyncio.ensure_future(c.wait_for(50))
         await ticks(40)
-        clock.advance(19)
-        await ticks(40)
+        await advance_clock(clock, 19, 40)
         assert not early.done()
-        clock.advance(2)
-        await ticks(40)
+        await advance_clock(clock, 2, 40)
         for wait in (early, late):
             with pytest.raises(ah.errors.PublisherFinishedError, match="yesterday's chief finished at step 3"):
                 await wait
@@ -283,8 +272,7 @@ async def test_a_failure_outlasts_the_renewal_of_a_lease(clock: ManualClock, eng
         for _ in range(3):
             with pytest.raises(ah.PublisherFailedError, match="failed at step 0, wanted 5"):
                 await b.wait_for(5)
-            clock.advance(3)
-            await ticks(40)
+            await advance_clock(clock, 3, 40)
         b.publisher("successor")
         wait = await parked_wait(a, 5)
         await b.advance(5)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 import aiohooks as ah
 from aiohooks.stores import MemoryStepStore
 from aiohooks.testing import check_step_store, step_store_checks
-from tests.support.waiting import ticks
+from tests.support.waiting import parked
 
 pytestmark = pytest.mark.every_python
 
@@ -28,8 +26,7 @@ async def test_conformance(check: str) -> None:
 async def test_a_store_in_memory_is_forgotten_by_closing_it() -> None:
     """Code that forgets its run works with every kind of store."""
     store = ah.open_step_store("memory://")
-    waits = asyncio.ensure_future(store.wait_for(3))
-    await ticks(2)
+    waits = await parked(store.wait_for(3), 2)
     await store.forget()
     with pytest.raises(ah.errors.StoreClosedError):
         await waits

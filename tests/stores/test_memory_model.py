@@ -15,6 +15,7 @@ from aiohooks._aio.contexts import begin_run
 from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepResetError, StepTimeoutError, StoreClosedError
 from aiohooks.stores import MemoryStepStore, Position, Publisher
 from aiohooks.testing.clock import ManualClock
+from tests.support.waiting import ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -119,8 +120,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             answer = call()
             if asyncio.iscoroutine(answer):
                 answer = await answer
-            for _ in range(4):
-                await asyncio.sleep(0)
+            await ticks(4)
             return answer
 
         return self.loop.run_until_complete(settled())

@@ -14,7 +14,7 @@ from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StepTi
 from aiohooks.stores import MemoryStepStore, Publisher, current_publisher
 from aiohooks.stores._protocol import Member
 from aiohooks.testing.clock import ManualClock
-from tests.support.waiting import parked, result_without_suspending, ticks
+from tests.support.waiting import cancel_and_wait, parked, result_without_suspending, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -184,8 +184,7 @@ async def test_a_wait_holds_up_all_runs_that_it_is_in() -> None:
     for nested in (inner, own.publisher("inner")):
         waiting = await parked(wait_nested(nested))
         assert (outer.waiting, outer.waits_for, nested.waiting) == (1, 1, nested is inner)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+        await cancel_and_wait(waiting)
         assert (outer.waiting, outer.waits_for, nested.waiting) == (0, 0, 0)
     waiting = await parked(wait_nested(inner))
     chief.close()
@@ -203,8 +202,7 @@ async def test_a_warning_when_all_wait_and_none_has_left(caplog: pytest.LogCaptu
     second, more = await wait_as(two, store, 6), await wait_as(two, store, 7)
     line = "run digits: at step 3 every registered publisher is itself waiting for a step: one, two"
     assert caplog.messages == [line]
-    second.cancel()
-    await asyncio.wait([second])
+    await cancel_and_wait(second)
     second = await wait_as(two, store, 6)
     assert caplog.messages == [line], "it has waited all the time"
     second.cancel()

@@ -13,7 +13,7 @@ from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import MAX_STEP, Answer, Expire, Join, Leave, Member, Position, Request, Snapshot
 from aiohooks.testing import ManualClock, check_step_store, step_store_checks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import ticks
+from tests.support.waiting import advance_clock, parked, ticks
 
 # --- the conformance suite
 
@@ -48,20 +48,17 @@ async def test_an_exit_right_after_a_loss_ends_no_wait(clock: ManualClock, engin
     async with FakeStepStore(engine, lease_secs=10) as trainer, FakeStepStore(engine, lease_secs=10) as waiter:
         publisher = trainer.publisher("trainer")
         await trainer.flush()
-        wait = asyncio.ensure_future(waiter.wait_for(5))
-        await ticks(20)
+        wait = await parked(waiter.wait_for(5), 20)
         engine.lose_data()
         engine.cut()
         await ticks(20)
-        clock.advance(3)
-        await ticks(40)
+        await advance_clock(clock, 3, 40)
         publisher.close()
         await trainer.flush()
         await ticks(40)
         assert not wait.done()
         engine.apply("default", Join(Member("elsewhere/1", "other", 1000.0)))
-        clock.advance(10)
-        await ticks(40)
+        await advance_clock(clock, 10, 40)
         assert not wait.done()
         engine.apply("default", Leave("elsewhere/1", "other", 0, "", "elsewhere/", 1))
         await ticks(40)
@@ -102,8 +99,7 @@ async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: Fake
     """After `max_outage_secs` waits and writes end with StoreUnavailableError; when the engine is back all works again."""
     async with FakeStepStore(engine, max_outage_secs=30) as a:
         await a.advance()
-        wait = asyncio.ensure_future(a.wait_for(9))
-        await ticks(40)
+        wait = await parked(a.wait_for(9), 40)
         engine.stop()
         write = asyncio.ensure_future(a.advance())
         for _ in range(8):
@@ -114,8 +110,7 @@ async def test_max_outage_ends_waits_and_writes(clock: ManualClock, engine: Fake
             with pytest.raises(ah.errors.StoreUnavailableError, match="no connection for 30"):
                 await call
         engine.restart()
-        clock.advance(6)
-        await ticks(40)
+        await advance_clock(clock, 6, 40)
         assert await a.advance() == 2
         assert await a.wait_for(2) == 2
 
@@ -143,13 +138,11 @@ async def test_an_advance_cancelled_during_an_outage_is_not_sent(clock: ManualCl
         engine.stop()
         first, second = (asyncio.ensure_future(a.advance()) for _ in range(2))
         await ticks(40)
-        third = asyncio.ensure_future(a.advance(10))
-        await ticks(40)
+        third = await parked(a.advance(10), 40)
         third.cancel()
         await ticks(40)
         engine.restart()
-        clock.advance(6)
-        await ticks(40)
+        await advance_clock(clock, 6, 40)
         clock.advance(6)
         assert [await first, await second] == [2, 3]
         assert (await a.value()).step == 3
@@ -194,12 +187,10 @@ async def test_an_idle_store_sends_nothing(clock: ManualClock, engine: FakeEngin
     """A process without publishers sends the engine no request, waiting or not."""
     caplog.set_level(logging.INFO)
     async with FakeStepStore(engine) as b:
-        wait = asyncio.ensure_future(b.wait_for(5))
-        await ticks(40)
+        wait = await parked(b.wait_for(5), 40)
         engine.requests.clear()
         for _ in range(60):
-            clock.advance(60)
-            await ticks(40)
+            await advance_clock(clock, 60, 40)
         assert engine.requests == []
         async with FakeStepStore(engine) as a:
             await a.advance(5)
@@ -216,8 +207,7 @@ async def test_a_store_whose_publisher_has_left_sends_nothing(clock: ManualClock
         await a.flush()
         engine.requests.clear()
         for _ in range(60):
-            clock.advance(60)
-            await ticks(40)
+            await advance_clock(clock, 60, 40)
         assert engine.requests == []
 
 

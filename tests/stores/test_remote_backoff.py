@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from aiohooks.testing import ManualClock
 from tests.support.fake_engine import FakeEngine, FakeStepStore
-from tests.support.waiting import ticks
+from tests.support.waiting import advance_clock, parked, ticks
 
 
 async def test_reconnected_stores_have_no_storm() -> None:
@@ -51,15 +49,12 @@ async def test_a_connection_that_was_of_use_is_made_again_immediately(clock: Man
     async with FakeStepStore(engine) as store, FakeStepStore(engine) as other:
         for step in range(1, 101):
             if secs == 0:
-                wait = asyncio.ensure_future(store.wait_for(step))
-                await ticks(10)
+                wait = await parked(store.wait_for(step), 10)
                 await other.advance()
                 assert await wait == step
-            clock.advance(secs)
-            await ticks(10)
+            await advance_clock(clock, secs, 10)
             engine.cut()
             await ticks(10)
-            clock.advance(0.05)
-            await ticks(10)
+            await advance_clock(clock, 0.05, 10)
             assert (store.outage_secs, other.outage_secs) == (None, None)
     assert engine.connections == 2 * 101

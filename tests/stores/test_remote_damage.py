@@ -15,7 +15,7 @@ from aiohooks.stores import Position, SharedStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import Server, first_stream, running
-from tests.support.waiting import HANG_SECS, parked_wait, ticks
+from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks
 
 NUMBERS = itertools.count()
 
@@ -34,8 +34,7 @@ async def test_all_calls_and_waits_end_with_the_damage() -> None:
     async with FakeStepStore(engine) as a:
         await a.advance()
         waits = [asyncio.ensure_future(a.wait_for(step)) for step in (5, 9)]
-        initialised = asyncio.ensure_future(a.wait_initialised())
-        await ticks(20)
+        initialised = await parked(a.wait_initialised(), 20)
         engine.damaged.add("default")
         calls: list[Coroutine[Any, Any, Any]] = [a.advance(), a.advance(), a.reset(1), a.value()]
         engine.cut()
@@ -208,8 +207,7 @@ async def test_nats_damaged_meanwhile(nats_server: Server) -> None:
     run = f"damaged-{next(NUMBERS)}"
     async with NatsStepStore(f"nats://127.0.0.1:{nats_server.port}", run=run) as store:
         await store.advance(3)
-        wait = asyncio.ensure_future(store.wait_for(9))
-        await ticks(10)
+        wait = await parked(store.wait_for(9), 10)
         await nats_publish(nats_server, f"AIOHOOKS.run.{run}", b"mine")
         for call in (wait, store.advance()):
             with pytest.raises(StoreDamagedError, match="a message of 4 bytes, which begins with b'mine'"):

@@ -15,7 +15,7 @@ from aiohooks.stores._protocol import Answer, Join, Request, Snapshot
 from aiohooks.testing import ManualClock
 from tests.stores.test_publishers import run_as
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import forever, ticks, until_true
+from tests.support.waiting import advance_clock, cancel_and_wait, forever, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -151,8 +151,7 @@ async def test_a_publisher_of_a_damaged_run_is_announced_no_more(clock: ManualCl
         await store.flush()
         assert caplog.messages.count("run digits: could not announce its publishers: digits is damaged") == 1
         asked = len(engine.requests)
-        clock.advance(100)
-        await ticks(20)
+        await advance_clock(clock, 100, 20)
         assert len(engine.requests) == asked
         for publisher in publishers:
             publisher.close()
@@ -174,8 +173,7 @@ async def test_a_publisher_is_announced_no_more_where_access_is_refused(
     with store.publisher("trainer"):
         await store.flush()
         assert caplog.messages == ["run digits: could not announce its publishers: wrong password"]
-        clock.advance(100)
-        await ticks(20)
+        await advance_clock(clock, 100, 20)
         assert connections == 1
     await store.aclose()
 
@@ -196,8 +194,7 @@ async def test_the_engine_knows_for_which_step_a_publisher_waits(
         with store.publisher("worker") as publisher:
             waiting = asyncio.create_task(run_as(publisher, lambda: wait(store)))
             await until_true(lambda: [member.waits_for for member in engine.run("default").members.values()] == [step])
-            waiting.cancel()
-            await asyncio.wait([waiting])
+            await cancel_and_wait(waiting)
             await store.flush()
             assert [member.waits_for for member in engine.run("default").members.values()] == [0]
 
@@ -254,15 +251,13 @@ async def test_what_an_engine_refuses_is_announced_less_often(clock: ManualClock
             assert 2 * 20 <= attempts <= 2 * 80
             assert caplog.messages == 2 * ["run default: could not announce its publishers, trying again: the disk is full"]
             full = False
-            clock.advance(5)
-            await ticks(20)
+            await advance_clock(clock, 5, 20)
             assert {member.name for member in engine.run("default").members.values()} == {"trainer", "helper"}
             full = True
         await store.flush()
         assert engine.run("default").exits == 0
         full = False
-        clock.advance(5)
-        await ticks(20)
+        await advance_clock(clock, 5, 20)
         assert (engine.run("default").exits, engine.run("default").members) == (2, {})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from aiohooks.stores._protocol import Answer, Lead, Member, Request
 from aiohooks.testing import ManualClock
 from aiohooks.testing.leaks import no_leaks
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import parked, ticks
+from tests.support.waiting import cancel_and_wait, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -39,9 +40,7 @@ async def test_a_block_that_is_cancelled_at_its_beginning_leaves_no_connection(e
         store = FakeStepStore(engine)
         task = await parked(block())
         await ticks(after)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        assert await cancel_and_wait(task)
         assert not engine.watchers
         with pytest.raises(ah.errors.StoreClosedError):
             await store.value()
@@ -54,16 +53,14 @@ async def _lead(store: ah.StepStore) -> None:
 
 @pytest.mark.parametrize("wait", [_lead, lambda store: store.wait_initialised(), lambda store: store.wait_for(3)])
 async def test_a_cancelled_wait_leaves_no_timer(
-    clock: ManualClock, engine: FakeEngine, wait: Callable[[ah.StepStore], Awaitable[object]]
+    clock: ManualClock, engine: FakeEngine, wait: Callable[[ah.StepStore], Coroutine[Any, Any, object]]
 ) -> None:
     """The leases of others are watched while there is a wait, and no longer."""
     engine.apply("default", Lead(Member("other/1", "another", 1000.0)))
     async with FakeStepStore(engine) as store:
-        task = asyncio.ensure_future(wait(store))
-        await ticks(20)
+        task = await parked(wait(store), 20)
         assert clock.pending
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel_and_wait(task)
         await store.flush()
         assert clock.pending == 0
 

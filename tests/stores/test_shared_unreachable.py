@@ -17,7 +17,7 @@ from aiohooks.stores._protocol import Lead, Position, Snapshot
 from aiohooks.stores.local import LocalStepStore
 from aiohooks.stores.local.store import LocalEngine
 from tests.support.fake_engine import FakeConnection, FakeEngine, FakeStepStore
-from tests.support.waiting import ticks
+from tests.support.waiting import cancel_and_wait, parked, ticks
 
 pytestmark = pytest.mark.every_python
 
@@ -85,8 +85,7 @@ async def test_an_exit_does_not_end_a_wait_whose_step_was_reached(two: Two, wait
     async with two() as (a, b):
         publisher = a.publisher("trainer")
         await a.flush()
-        waits = asyncio.ensure_future(wait(a))
-        await ticks(20)
+        waits = await parked(wait(a), 20)
         async with b.lead():
             await b.mark_initialised()
             await b.advance(5)
@@ -106,8 +105,7 @@ async def test_a_new_wait_reads_the_run_first(two: Two, wait: Wait) -> None:
             await b.mark_initialised()
             b.publisher("another")
             await b.flush()
-            waits = asyncio.ensure_future(wait(a))
-            await ticks(20)
+            waits = await parked(wait(a), 20)
             assert not waits.done() or wait is wait_initialised
             await b.advance(5)
             await a.value()
@@ -129,8 +127,7 @@ async def test_a_waiting_publisher_reads_the_run_first(two: Two) -> None:
             begin_run(None, publisher)
             return await a.wait_for(5)
 
-        waits = asyncio.ensure_future(wait())
-        await ticks(20)
+        waits = await parked(wait(), 20)
         assert not waits.done()
         await b.advance(5)
         await a.value()
@@ -155,8 +152,7 @@ async def test_waits_continue_while_the_engine_is_unavailable() -> None:
     async with FakeStepStore(engine) as store:
         publisher = store.publisher("trainer")
         await store.flush()
-        waits = asyncio.ensure_future(store.wait_for(5))
-        await ticks(20)
+        waits = await parked(store.wait_for(5), 20)
         engine.stop()
         publisher.close()
         await ticks(50)
@@ -190,8 +186,7 @@ async def test_a_read_from_before_the_exit_does_not_count() -> None:
     engine = FakeEngine()
     async with FakeStepStore(slow := Slow(engine)) as a, FakeStepStore(engine) as b:
         first = a.publisher("first")
-        waits = asyncio.ensure_future(a.wait_for(5))
-        await ticks(20)
+        waits = await parked(a.wait_for(5), 20)
         first.close()
         await ticks(20)
         second = a.publisher("second")
@@ -206,11 +201,9 @@ async def test_a_wait_for_the_lead_reads_who_has_it() -> None:
     """It asks for the lead once and then waits for that chief; it does not ask again until it is notified of one."""
     engine = FakeEngine()
     async with FakeStepStore(Unnotified(engine)) as store, FakeStepStore(engine) as other, other.lead():
-        waits = asyncio.create_task(store.lead().__aenter__())
-        await ticks(20)
+        waits = await parked(store.lead().__aenter__(), 20)
         assert sum(isinstance(one, Lead) for one in engine.requests) == 2
-        waits.cancel()
-        await asyncio.wait([waits])
+        await cancel_and_wait(waits)
 
 
 async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
@@ -219,8 +212,7 @@ async def test_a_wait_ends_where_the_run_cannot_be_read(caplog: pytest.LogCaptur
     async with FakeStepStore(Unnotified(engine)) as store:
         publisher = store.publisher("trainer")
         await store.flush()
-        waits = asyncio.ensure_future(store.wait_for(5))
-        await ticks(20)
+        waits = await parked(store.wait_for(5), 20)
         engine.damaged.add("default")
         publisher.close()
         with pytest.raises(ah.errors.StoreDamagedError, match="default is damaged"):
@@ -234,10 +226,8 @@ async def test_a_wait_learns_what_has_changed_before_it(two: Two) -> None:
     async with two() as (a, b):
         b.publisher("late")
         await b.flush()
-        waits = asyncio.ensure_future(a.wait_for(5))
-        await ticks(20)
+        waits = await parked(a.wait_for(5), 20)
         if isinstance(a, FakeStepStore):  # which reads it before a wait fails
             await a.value()
         assert a.statistics().publishers == ("late",)
-        waits.cancel()
-        await asyncio.wait([waits])
+        await cancel_and_wait(waits)

@@ -94,10 +94,22 @@ async def use_up(steps: AsyncIterable[Any], used: list[Any] | None = None) -> No
             used.append(value)
 
 
+async def make_runs(session: ah.AsyncMonitoredSession, count: int, *request: Any) -> None:
+    """Make so many runs in an open session."""
+    for _ in range(count):
+        await session.run(*request)
+
+
+async def run_session(session: ah.AsyncMonitoredSession, count: int, *request: Any) -> ah.AsyncMonitoredSession:
+    """Open the session, make so many runs in it, close it, and return it."""
+    async with session:
+        await make_runs(session, count, *request)
+    return session
+
+
 async def run_once(hooks: list[Any]) -> None:
     """Run a session with these hooks once."""
-    async with ah.AsyncMonitoredSession(double, hooks) as session:
-        await session.run("double")
+    await run_session(ah.AsyncMonitoredSession(double, hooks), 1, "double")
 
 
 async def run_in_before_run(*calls: Callable[[], Awaitable[Any]]) -> list[BeforeRunHook]:
@@ -110,9 +122,7 @@ async def run_in_before_run(*calls: Callable[[], Awaitable[Any]]) -> list[Before
 async def train(*hooks: ah.SessionRunHook, runs: int, start: int | ah.StepStore = 0, feed_dict: Any = None) -> None:
     """Run `train` of a counting graph so many times, in a session with these hooks that starts at a step, or at a store's."""
     store = ah.MemoryStepStore(start) if isinstance(start, int) else start
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store) as session:
-        for _ in range(runs):
-            await session.run("train", feed_dict=feed_dict)
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), hooks, global_step=store), runs, "train", feed_dict)
 
 
 @contextlib.asynccontextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import aiohooks as ah
+from aiohooks.testing import ManualClock
 
 T = TypeVar("T")
 
@@ -32,11 +33,24 @@ async def until_true(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0)
 
 
-async def parked(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start the coroutine as a task, and return that when it has come to its first suspension."""
-    task = asyncio.create_task(coro)
-    await asyncio.sleep(0)
+async def advance_clock(clock: ManualClock, secs: float, count: int = 5) -> None:
+    """Advance the clock, and let the other tasks run, so many times."""
+    clock.advance(secs)
+    await ticks(count)
+
+
+async def parked(coro: Coroutine[Any, Any, T], count: int = 1, name: str | None = None) -> asyncio.Task[T]:
+    """Start the coroutine as a task, and return that when it has come to its first suspension, or after so many turns."""
+    task = asyncio.create_task(coro, name=name)
+    await ticks(count)
     return task
+
+
+async def cancel_and_wait(task: asyncio.Task[Any]) -> bool:
+    """Cancel the task, and wait until it has ended; return whether it was cancelled."""
+    task.cancel()
+    await asyncio.wait([task])
+    return task.cancelled()
 
 
 async def parked_wait(store: ah.StepStore, step: int) -> asyncio.Task[int]:
@@ -68,6 +82,16 @@ def result_without_suspending(coro: Coroutine[Any, Any, T]) -> T:
 async def forever(*_: object) -> None:
     """Wait until cancelled."""
     await asyncio.Event().wait()
+
+
+class Gate:
+    """An event to wait for, which can be cleared again, with a line of its own in a stack."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    async def pass_through(self, *_: object) -> None:
+        await self.opened.wait()
 
 
 async def uncancellable(released: asyncio.Event) -> None:

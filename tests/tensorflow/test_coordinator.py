@@ -10,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import ManualClock
-from tests.support.waiting import fail, ticks, until_true
+from tests.support.waiting import advance_clock, fail, parked, ticks, until_true
 
 pytestmark = pytest.mark.every_python
 
@@ -28,8 +28,7 @@ async def test_join_waits_for_some_that_need_the_stop() -> None:
     """Tasks that wait for the stop, and tasks that do not, are joined together."""
     coord = ah.Coordinator()
     tasks = [coord.start_soon(coord.wait_for_stop), coord.start_soon(ticks)]
-    joining = asyncio.create_task(coord.join())
-    await ticks(20)
+    joining = await parked(coord.join(), 20)
     assert [task.done() for task in tasks] == [False, True]
     assert not joining.done()
     coord.request_stop()
@@ -44,10 +43,8 @@ async def test_join_cancels_when_the_grace_period_is_over(grace: float) -> None:
         coord = ah.Coordinator()
         task = coord.start_soon(asyncio.Event().wait)
         coord.request_stop()
-        joining = asyncio.create_task(coord.join(stop_grace_period_secs=grace))
-        await ticks()
-        clock.advance(grace / 2)
-        await ticks()
+        joining = await parked(coord.join(stop_grace_period_secs=grace), 5)
+        await advance_clock(clock, grace / 2)
         assert not task.done()
         clock.advance(grace / 2)
         await joining

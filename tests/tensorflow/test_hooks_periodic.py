@@ -10,7 +10,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs, run_session
 from tests.tensorflow.blocks import train
 
 pytestmark = pytest.mark.every_python
@@ -181,8 +181,7 @@ async def test_values_are_logged_in_the_given_order(caplog: pytest.LogCaptureFix
     for values in ({name: name for name in names}, names, [graph.nodes[name] for name in names], (name for name in names)):
         hook = ah.LoggingHook(values, every=ah.Every(steps=5))
         with ManualClock():
-            async with ah.AsyncMonitoredSession(graph, [hook]) as session:
-                await session.run("train")
+            await run_session(ah.AsyncMonitoredSession(graph, [hook]), 1, "train")
         assert [*lines(caplog), "|"] == wanted
 
 
@@ -251,8 +250,7 @@ async def test_a_step_that_does_not_move_is_warned_about(caplog: pytest.LogCaptu
     hooks = [ah.StepCounterHook(), ah.StepCounterHook()]
     for _ in range(2):
         async with ah.AsyncMonitoredSession(training_graph(), hooks) as session:
-            for _ in range(9):
-                await session.run("look")
+            await make_runs(session, 9, "look")
         found = lines(caplog, logging.WARNING)
         assert len(found) == 10
         assert all("the global step (0) has not been increased" in line for line in found)

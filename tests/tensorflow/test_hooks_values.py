@@ -14,7 +14,7 @@ import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.checks import refused
 from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import ticks
+from tests.support.waiting import advance_clock, parked, ticks
 from tests.tensorflow.blocks import run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -69,8 +69,7 @@ async def test_one_waiter_waits_again_in_another_session() -> None:
         steps = ah.MemoryStepStore()
         with steps.publisher("chief"):
             async with ah.AsyncMonitoredSession(counting_graph(), [hook], global_step=steps) as session:
-                running = asyncio.create_task(session.run("loss"))
-                await ticks()
+                running = await parked(session.run("loss"), 5)
                 assert not running.done()
                 await steps.raise_to(10)
                 assert await running == 10
@@ -96,10 +95,8 @@ async def test_a_wait_may_have_a_limit() -> None:
         steps = ah.MemoryStepStore(3)
         chief = steps.publisher("chief")
         session = ah.AsyncMonitoredSession(counting_graph(), [ah.GlobalStepWaiterHook(10, timeout=60)], global_step=steps)
-        running = asyncio.create_task(run_block(session, train()))
-        await ticks()
-        clock.advance(59.5)
-        await ticks()
+        running = await parked(run_block(session, train()), 5)
+        await advance_clock(clock, 59.5)
         assert not running.done()
         clock.advance(0.5)
         with pytest.raises(ah.StepTimeoutError) as caught:
@@ -114,8 +111,7 @@ async def test_a_wait_without_a_publisher(error: BaseException | None) -> None:
     steps, hook = ah.MemoryStepStore(), RecordingHook()
     chief = steps.publisher("chief")
     session = ah.AsyncMonitoredSession(counting_graph(), [ah.GlobalStepWaiterHook(10), hook], global_step=steps, name="worker")
-    running = asyncio.create_task(run_block(session, train()))
-    await ticks()
+    running = await parked(run_block(session, train()), 5)
     await steps.advance(4)
     chief.close(error)
     if error is None:

@@ -11,7 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import PhaseHook, RequestingHook
-from tests.support.sessions import counting_graph
+from tests.support.sessions import counting_graph, run_session
 from tests.tensorflow.blocks import ONE_RUN, MakeSession, both_kinds
 
 pytestmark = pytest.mark.every_python
@@ -92,8 +92,7 @@ async def test_the_traceback_ends_where_the_error_was_raised() -> None:
         raise error
 
     with pytest.raises(ValueError, match="bad batch") as caught:
-        async with ah.AsyncMonitoredSession(graph, [RecordingHook(suspend=True)]) as session:
-            await session.run("train")
+        await run_session(ah.AsyncMonitoredSession(graph, [RecordingHook(suspend=True)]), 1, "train")
     assert caught.value is error
     assert traceback.extract_tb(error.__traceback__)[-1].name == "train"
 

@@ -16,8 +16,8 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, ManualClock, RecordingHook
 from tests.support.hooks import PhaseHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
-from tests.support.waiting import ticks
+from tests.support.sessions import NO_BACKOFF, counting_graph, use_up
+from tests.support.waiting import parked, ticks
 from tests.tensorflow.blocks import DyingCreator, MakeSession, boom, both_kinds, lost, run_block
 
 pytestmark = pytest.mark.every_python
@@ -65,8 +65,7 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
     graph.operation(name="thread", thread=True)(lambda: next(iter(())))
 
     async def loop(**options: Any) -> None:
-        async for _ in session.steps("train", **options):
-            pass
+        await use_up(session.steps("train", **options))
 
     async def produce() -> None:
         queue = asyncio.Queue[Any]()
@@ -118,8 +117,7 @@ async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
     recorder = RecordingHook()
     async with ah.AsyncMonitoredSession(counting_graph(), [recorder, *([hook] if hook else [])]) as session:
         if kind == "iterator":
-            async for _ in session.steps("train", feeds=({"x": one} for one in left)):
-                pass
+            await use_up(session.steps("train", feeds=({"x": one} for one in left)))
         while kind != "iterator":
             await session.run("train", {"x": next(left)} if kind == "block" else None)
     assert recorder.phases()[-2:] == ["end", "close"]
@@ -134,8 +132,7 @@ async def test_a_loop_says_which_error_of_a_run_has_ended_it(caplog: pytest.LogC
 
     caplog.set_level(logging.INFO, "aiohooks")
     async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("before_run", no_more)]) as session:
-        async for _ in session.steps("train"):
-            pass
+        await use_up(session.steps("train"))
     assert session.stop_reason == "a run ended with StopAsyncIteration('no more')"
     assert any(str(session.stop_reason) in message for message in caplog.messages)
 
@@ -311,8 +308,7 @@ async def test_a_cancelled_session_ends_immediately() -> None:
         await asyncio.Event().wait()
 
     with ManualClock() as clock:
-        running = asyncio.create_task(run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body))
-        await ticks(20)
+        running = await parked(run_block(ah.AsyncMonitoredSession(counting_graph(), [hook]), body), 20)
         running.cancel("enough")
         with pytest.raises(asyncio.CancelledError):
             await running

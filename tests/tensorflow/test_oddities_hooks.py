@@ -7,7 +7,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.testing import FaultInjectionHook, RecordingHook
 from tests.support.hooks import RequestingHook
-from tests.support.sessions import NO_BACKOFF, counting_graph
+from tests.support.sessions import NO_BACKOFF, counting_graph, run_session
 from tests.tensorflow.blocks import ONE_RUN, DyingCreator, lost, run_block, train
 
 pytestmark = pytest.mark.every_python
@@ -123,8 +123,7 @@ class Peculiar(RequestingHook):
 async def test_hooks_are_compared_by_identity() -> None:
     """O30, O68: hooks need no hash, and equal hooks each get what they fetched."""
     hooks = [Peculiar("loss"), Peculiar(["total"]), Peculiar(None)]
-    async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
-        await session.run("train")
+    await run_session(ah.AsyncMonitoredSession(counting_graph(), hooks), 1, "train")
     assert [hook.values[0].results for hook in hooks] == [10, [0], None]
 
 

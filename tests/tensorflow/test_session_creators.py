@@ -5,7 +5,6 @@ What tests/session/test_creators.py, tests/graph/test_variables.py and tests/gra
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import aiohooks as ah
 from tests.support.checks import refused
 from tests.support.hooks import RequestingHook
 from tests.support.sessions import counting_graph
-from tests.support.waiting import ticks
+from tests.support.waiting import parked
 
 pytestmark = pytest.mark.every_python
 
@@ -110,8 +109,7 @@ async def test_a_worker_initialises_what_is_its_own() -> None:
 
     parts = {name: noting(record, name) for name in ("init_fn", "ready_for_local_init_fn", "local_init_fn", "ready_fn")}
     worker = ah.WorkerSessionCreator(graph, variables=variables, scaffold=ah.Scaffold(**parts))
-    creating = asyncio.create_task(worker.create_session())
-    await ticks()
+    creating = await parked(worker.create_session(), 5)
     assert record == []
     await ah.ChiefSessionCreator(graph, variables=variables).create_session()
     await creating

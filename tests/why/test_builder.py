@@ -20,6 +20,7 @@ import aiohooks as ah
 from aiohooks._why import builder
 from aiohooks._why.builder import wait_graph, why
 from aiohooks.errors import HookTimeoutError
+from tests.support.sessions import run_session
 from tests.support.waiting import ticks, until_true
 
 Start = Callable[..., asyncio.Task[Any]]
@@ -531,8 +532,7 @@ async def test_a_hook_that_takes_too_long_says_what_it_waited_for() -> None:
             pass
 
         with pytest.raises(HookTimeoutError) as raised:
-            async with ah.AsyncMonitoredSession(step, [ah.configure(Upload(), timeout=0.01)]) as session:
-                await session.run(())
+            await run_session(ah.AsyncMonitoredSession(step, [ah.configure(Upload(), timeout=0.01)]), 1, ())
         assert any("waits for lock `self.lock` (held) <- task 'holder'" in note for note in raised.value.__notes__)
 
 

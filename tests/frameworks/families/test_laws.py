@@ -13,7 +13,7 @@ from aiohooks.errors import HookTimeoutError
 from aiohooks.testing import ManualClock
 from tests.frameworks.families import agents, others  # noqa: F401 - they fill RUNNERS
 from tests.frameworks.families.runners import RUNNERS, Runner
-from tests.support.waiting import fail, forever, ticks, until_true
+from tests.support.waiting import cancel_and_wait, fail, forever, ticks, until_true
 
 every_framework = pytest.mark.parametrize("framework", RUNNERS.values(), ids=RUNNERS)
 
@@ -95,9 +95,7 @@ async def test_a_cancel_from_outside_ends_the_hooks(framework: Runner) -> None:
     """A cancel of what runs the framework ends all hooks."""
     three = Three(framework, forever, forever, forever)
     running = await started(three, framework.run(three.hooks))
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    assert await cancel_and_wait(running)
     await until_true(lambda: three.ended == {0, 1, 2})
     await ticks(20)  # what openai-agents has cancelled ends later
 
