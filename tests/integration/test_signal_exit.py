@@ -147,9 +147,11 @@ def test_the_second_interrupt_of_asyncio_run(loop: str) -> None:
 
 
 ENDS = """
-    import asyncio, signal
+    import asyncio, logging, signal
     import aiohooks as ah
     from aiohooks.session import program
+
+    logging.disable()  # the runner cancels all tasks, in any order, also those of the library, which says so
 
     class Hook(ah.SessionRunHook):
         async def close(self, exc):
