@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +53,11 @@ def _add_command(commands: Any, name: str, execute: Callable[..., int], text: st
     return command.add_argument
 
 
+def _imported(module: str, name: str) -> Callable[..., int]:
+    """Return a function that is imported when it is called: no command loads the packages of another."""
+    return lambda **arguments: getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
+
+
 _RUN_OPTION = {"metavar": "NAME", "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)"}
 _ADDRESS_OPTION = {
     "metavar": "HOST:PORT",
@@ -75,9 +81,6 @@ def _secs(text: str) -> float:
     raise argparse.ArgumentTypeError("give seconds, 0 or more")
 
 
-# The commands. Each imports what it needs when it is called: none loads the packages of another.
-
-
 _RUN = """\
 start a function as a chief and its workers, and wait for them
 
@@ -98,7 +101,7 @@ exit codes:
 
 
 def _add_run(commands: Any) -> None:
-    add = _add_command(commands, "run", _run, _RUN)
+    add = _add_command(commands, "run", _imported("_command_line.run", "run_function"), _RUN)
     add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
     add("--workers", dest="num_workers", type=_count, default=3, metavar="N", help="besides the chief (default: 3)")
     engines = "processes of this machine, or tasks on a Ray cluster (default: local)"
@@ -111,12 +114,6 @@ def _add_run(commands: Any) -> None:
     add("--max-restarts", type=_count, default=3, metavar="N", help="of each process that dies (default: 3)")
     grace = "how long a process may take to end (default: 10)"
     add("--grace-secs", dest="stop_grace_secs", type=_secs, default=10.0, metavar="S", help=grace)
-
-
-def _run(function: str, **options: Any) -> int:
-    from aiohooks._command_line.run import run_function
-
-    return run_function(function, **options)
 
 
 _CHECKPOINTS = """\
@@ -134,14 +131,8 @@ exit codes:
 
 
 def _add_checkpoints(commands: Any) -> None:
-    add = _add_command(commands, "checkpoints", _checkpoints, _CHECKPOINTS)
+    add = _add_command(commands, "checkpoints", _imported("checkpoint.cli", "checkpoints"), _CHECKPOINTS)
     add("directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it")
-
-
-def _checkpoints(directory: str) -> int:
-    from aiohooks.checkpoint.cli import checkpoints
-
-    return checkpoints(directory)
 
 
 _STEPS = """\
@@ -162,17 +153,11 @@ exit codes:
 
 
 def _add_steps(commands: Any) -> None:
-    add = _add_command(commands, "steps", _steps, _STEPS)
+    add = _add_command(commands, "steps", _imported("_command_line.steps", "print_run"), _STEPS)
     add("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
     add("--run", **_RUN_OPTION)
     add("--address", **_ADDRESS_OPTION)
     add("--json", dest="as_json", action="store_true", help="print it as JSON")
-
-
-def _steps(url: str, run: str | None, address: str | None, as_json: bool) -> int:
-    from aiohooks._command_line.steps import print_run
-
-    return print_run(url, run, address=address, as_json=as_json)
 
 
 _WATCH = """\
@@ -195,17 +180,11 @@ exit codes:
 
 
 def _add_watch(commands: Any) -> None:
-    add = _add_command(commands, "watch", _watch, _WATCH)
+    add = _add_command(commands, "watch", _imported("_command_line.watch", "watch"), _WATCH)
     targets = "a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints"
     add("targets", nargs="+", metavar="URL|DIR", help=targets)
     add("--run", dest="runs", action="append", default=[], **_RUN_OPTION)
     add("--address", **_ADDRESS_OPTION)
-
-
-def _watch(targets: Sequence[str], runs: Sequence[str], address: str | None) -> int:
-    from aiohooks._command_line.watch import watch
-
-    return watch(targets, runs=runs, address=address)
 
 
 _WHY = """\
@@ -229,17 +208,11 @@ exit codes:
 
 
 def _add_why(commands: Any) -> None:
-    add = _add_command(commands, "why", _why, _WHY)
+    add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)
     add("target", metavar="URL|PID|RUN", help="the URL of a service or a step store, the id of a process, or the name of a run")
     add("--run", **_RUN_OPTION)
     add("--address", **_ADDRESS_OPTION)
     add("--json", dest="as_json", action="store_true", help="print it as JSON")
-
-
-def _why(target: str, run: str | None, address: str | None, as_json: bool) -> int:
-    from aiohooks._command_line.why import print_why
-
-    return print_why(target, run, address=address, as_json=as_json)
 
 
 _COMPARE = """\
@@ -261,15 +234,9 @@ exit codes:
 
 
 def _add_compare(commands: Any) -> None:
-    add = _add_command(commands, "compare", _compare, _COMPARE)
+    add = _add_command(commands, "compare", _imported("_command_line.compare", "compare"), _COMPARE)
     add("a", metavar="A", help="a file or a directory")
     add("b", metavar="B", help="another one of the same kind")
-
-
-def _compare(a: str, b: str) -> int:
-    from aiohooks._command_line.compare import compare
-
-    return compare(a, b)
 
 
 _PLOT = """\
@@ -322,14 +289,8 @@ exit codes:
 
 
 def _add_completion(commands: Any) -> None:
-    add = _add_command(commands, "completion", _completion, _COMPLETION)
+    add = _add_command(commands, "completion", _imported("_command_line._completion", "print_completion"), _COMPLETION)
     add("shell", choices=("bash", "zsh", "fish"), help="the shell")
-
-
-def _completion(shell: str) -> int:
-    from aiohooks._command_line._completion import print_completion
-
-    return print_completion(shell)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
