@@ -7,8 +7,9 @@ loop's clock unless the context has another one (`aiohooks.testing.ManualClock`)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -91,6 +92,36 @@ async def wait_woken(waiter: asyncio.Future[None], secs: float | None, clock: Cl
     finally:
         if timer is not None:
             timer.cancel()
+
+
+class Waiters:
+    """Those that wait until something happens; true while there are any."""
+
+    def __init__(self) -> None:
+        self._futures: dict[asyncio.Future[None], None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._futures)
+
+    @contextlib.contextmanager
+    def added(self) -> Generator[asyncio.Future[None]]:
+        """Add a waiter for the block, which awaits it."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures[waiter] = None
+        try:
+            yield waiter
+        finally:
+            del self._futures[waiter]
+
+    async def wait(self, secs: float | None = None, clock: Clock | None = None) -> None:
+        """Wait as `wait_woken` does."""
+        with self.added() as waiter:
+            await wait_woken(waiter, secs, clock)
+
+    def wake(self) -> None:
+        """Wake all."""
+        for waiter in self._futures:
+            wake(waiter)
 
 
 async def sleep(secs: float, clock: Clock | None = None) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.clock import Clock, TimerHandle, current_clock, wake
+from aiohooks._aio.clock import Clock, TimerHandle, Waiters, current_clock
 from aiohooks._diagnostics import secs_text
 from aiohooks._validate import check_secs
 
@@ -57,14 +57,13 @@ class Outages:
 
     def __init__(self) -> None:
         self._current = 0
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters = Waiters()
 
     @contextlib.contextmanager
     def outage(self) -> Generator[None]:
         """Mark the time of this block as one in which the engine does not answer."""
         self._current += 1
-        for waiter in self._waiters:
-            wake(waiter)
+        self._waiters.wake()
         try:
             yield
         finally:
@@ -79,12 +78,8 @@ class Outages:
         if _until.get() is None:
             return
         if not self._current:
-            outage: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.add(outage)
-            try:
+            with self._waiters.added() as outage:
                 await asyncio.wait([answer, outage], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                self._waiters.discard(outage)
         if not answer.done():
             await wait_for_others(wait_done([answer], None))
 

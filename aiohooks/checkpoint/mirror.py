@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_done
-from aiohooks._aio.clock import sleep, wait_woken, wake
+from aiohooks._aio.clock import Waiters, sleep
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff
 from aiohooks._diagnostics import Awaited, Waiting
@@ -175,7 +175,7 @@ class Copier(Waiting):
         self._current: _Pending | None = None
         self._task: asyncio.Task[None] | None = None
         self._attempt = 0
-        self._pause: asyncio.Future[None] | None = None
+        self._pauses = Waiters()
 
     def after_fork(self) -> None:
         """Forget the parent's uploads in a forked child, which has neither its threads nor its connections."""
@@ -308,17 +308,12 @@ class Copier(Waiting):
 
     async def _wait_for_next_attempt(self) -> None:
         """Wait as long as the backoff says; `flush` ends the pause."""
-        self._pause = asyncio.get_running_loop().create_future()
-        try:
-            await wait_woken(self._pause, self.mirror.backoff.pause_secs(self._attempt))
-        finally:
-            self._pause = None
+        await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))
 
     async def flush(self, secs: float | None) -> bool:
         """Wait until all pending checkpoints have been copied, at most `secs`; return whether they have."""
         self._attempt = 0  # the pauses that follow are short again
-        if self._pause is not None:
-            wake(self._pause)
+        self._pauses.wake()
         if self._task is None:
             return True
         if len(self._pending) > 1:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiohooks._aio.clock import current_clock, wake
+from aiohooks._aio.clock import Waiters
 from aiohooks._aio.waits import wait_for_others
 from aiohooks._validate import check_mapping, check_secs
 from aiohooks.errors import FetchError, PublisherFailedError, SessionNotReadyError, add_note, did_you_mean
@@ -21,20 +19,15 @@ class Values:
         self.ready: bool = False
         self.failure: BaseException | None = None
         """Why the session gave up that should have initialised them."""
-        self.waiters: dict[asyncio.Future[None], None] = {}
-        """Those of workers, in the order in which they came."""
+        self.workers: Waiters = Waiters()
+        """Workers, which wait until they are ready, or until that failed."""
         self._initialising = False
-        self._claims: dict[asyncio.Future[None], None] = {}
+        self._claims = Waiters()
 
     async def claim(self) -> bool:
         """Return whether the caller is to initialise the values; wait while another session does, in case it fails."""
         while self._initialising and not self.ready:
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._claims[waiter] = None
-            try:
-                await waiter
-            finally:
-                self._claims.pop(waiter, None)
+            await self._claims.wait()
         if self.ready:
             return False
         self._initialising = True
@@ -52,30 +45,22 @@ class Values:
     def mark_ready(self) -> None:
         """Wake the waiting workers."""
         self.ready, self.failure = True, None
-        for waiter in (*self._claims, *self.waiters):
-            wake(waiter)
+        self._claims.wake()
+        self.workers.wake()
 
     def discard(self) -> None:
         """Remove the values of an initialisation that failed."""
         self.by_name.clear()
         self._initialising = False
-        for waiter in self._claims:
-            wake(waiter)
+        self._claims.wake()
 
     def fail(self, error: BaseException) -> None:
         """End the waits of workers: the session that should have initialised the values gave up."""
         if self.ready or self._initialising:
             return
-        self.failure = error
-        for waiter in self.waiters:
-            if not waiter.done():
-                waiter.set_exception(self.failed_error())
-
-    def failed_error(self) -> PublisherFailedError:
-        """Return the error of a worker."""
-        error = PublisherFailedError(f"the session that should have initialised the variables failed: {self.failure!r}")
-        error.__cause__ = self.failure
-        return error
+        if self.failure is None or not self.workers:  # those that are woken get the first
+            self.failure = error
+        self.workers.wake()
 
     def prepare(self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]) -> dict[str, Any]:
         """Return the new values of a run; `changes` says which result changes which variable, and whether it is added.
@@ -128,19 +113,11 @@ class Variables:
         """
         check_secs(timeout, "timeout", optional=True)
         values = self._values
-        if values.ready:
-            return
+        if not values.ready and values.failure is None:
+            await wait_for_others(values.workers.wait(timeout))
         if values.failure is not None:
-            raise values.failed_error()
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        values.waiters[waiter] = None
-        timer = None if timeout is None else current_clock().call_later(timeout, functools.partial(wake, waiter))
-        try:
-            await wait_for_others(waiter)
-        finally:
-            values.waiters.pop(waiter, None)
-            if timer is not None:
-                timer.cancel()
+            failed = f"the session that should have initialised the variables failed: {values.failure!r}"
+            raise PublisherFailedError(failed) from values.failure
         if not values.ready:
             raise SessionNotReadyError(
                 f"the variables were not initialised within {timeout} s; is a chief running that shares these Variables?"

@@ -20,7 +20,7 @@ from contextvars import Context, copy_context
 from typing import Any, Literal
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
-from aiohooks._aio.clock import current_clock, sleep
+from aiohooks._aio.clock import Waiters, current_clock, sleep
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.overlap import Wait, limited
 from aiohooks._aio.waits import Backoff, WaitLog
@@ -141,7 +141,7 @@ class EffectsHook(SessionRunHook, Waiting):
         """Whether a hook saves the session where it is restored from, and releases what is durable."""
         self._grace_secs = DEFAULT_GRACE_SECS
         self._context = Context()
-        self._progressed = asyncio.Event()
+        self._progress = Waiters()
         self._log = WaitLog(_logger, current_clock(), self._describe_deliveries)
 
     # -- the life of a session
@@ -329,10 +329,10 @@ class EffectsHook(SessionRunHook, Waiting):
                 self._changed = self._changed or one.number <= self._marked
                 if kind.ready and kind.ready[0] is one:  # else its step was undone meanwhile
                     kind.ready.popleft()
-                self._progressed.set()
+                self._progress.wake()
         finally:
             kind.task = None
-            self._progressed.set()
+            self._progress.wake()
 
     def _note_failure(self, name: str, kind: _Kind, one: _Pending, error: BaseException) -> None:
         kind.attempts += 1
@@ -362,8 +362,7 @@ class EffectsHook(SessionRunHook, Waiting):
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            self._progressed.clear()
-            await self._progressed.wait()
+            await self._progress.wait()
 
     def awaited_by(self, method: str, arguments: Mapping[str, Any]) -> Awaited | None:
         """Return the deliveries, for which the end and runs without room wait."""

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
 from aiohooks._aio.cancel import current_task, to_thread, wait_done
-from aiohooks._aio.clock import current_clock, wake
+from aiohooks._aio.clock import Waiters, current_clock
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Wait, close_unawaited
 from aiohooks._diagnostics import Waiting
@@ -327,7 +327,7 @@ class FeedsAhead(_Source, Waiting):
         self._reader: asyncio.Task[None] | None = None
         self._asking = 0
         """How many wait for the next element."""
-        self._waiters: list[asyncio.Future[None]] = []
+        self._changes = Waiters()
         """Of the reader, which waits for room, and of those who wait for elements; each looks again after a change."""
 
     @property
@@ -354,7 +354,7 @@ class FeedsAhead(_Source, Waiting):
 
     async def _wait_ready(self) -> None:
         self._asking += 1
-        self._notify_change()
+        self._changes.wake()
         try:
             while not self.is_ready:
                 if self._reader is None and not self._restoring:
@@ -362,7 +362,7 @@ class FeedsAhead(_Source, Waiting):
                     if self not in self._session.ahead:
                         self._session.ahead.append(self)
                     self._reader = self._state.whole.start_soon(self._read, (), "feeds")
-                await self._wait_for_change()
+                await self._changes.wait()
         finally:
             self._asking -= 1
 
@@ -376,7 +376,7 @@ class FeedsAhead(_Source, Waiting):
                 self._session.ahead.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
         taken = self.in_use[current_task()] = self._left.popleft()
-        self._notify_change()
+        self._changes.wake()
         return taken.element
 
     def put_back(self, element: Any) -> None:
@@ -431,7 +431,7 @@ class FeedsAhead(_Source, Waiting):
     def continue_reading(self) -> None:
         """Read on for those who wait, from the state that the feeds have now."""
         self._restoring = False
-        self._notify_change()
+        self._changes.wake()
 
     # -- the task
 
@@ -463,14 +463,14 @@ class FeedsAhead(_Source, Waiting):
         finally:
             await self._close(iterator)
         self._ended = True
-        self._notify_change()
+        self._changes.wake()
         while self._left:  # their states are known until they are used
-            await self._wait_for_change()
+            await self._changes.wait()
 
     async def _take_next(self, iterator: Any) -> bool:
         """Take the next element when there is room for it; return whether there was one."""
         while len(self._left) >= max(self._ahead, bool(self._asking)):
-            await self._wait_for_change()
+            await self._changes.wait()
         if self._is_draining(self.feeds):
             return False
         taken: list[tuple[Any, Any]] = []
@@ -499,7 +499,7 @@ class FeedsAhead(_Source, Waiting):
                 if element is not _END:
                     self._left.append(_Taken(element, self._read_state, self._number))
                     self._read_state, self._number = behind, self._number + 1
-            self._notify_change()
+            self._changes.wake()
         return taken[0][0] is not _END
 
     async def _close(self, iterator: Any) -> None:
@@ -514,16 +514,6 @@ class FeedsAhead(_Source, Waiting):
 
     def _feeds_state(self) -> Any:
         return None if self._stateful is None else copy.deepcopy(self._stateful.state_dict())
-
-    async def _wait_for_change(self) -> None:
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
-
-    def _notify_change(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            wake(waiter)
 
 
 class FeedWait(Wait[Any]):

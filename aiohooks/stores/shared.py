@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from aiohooks._aio.cancel import new_task, shielded, wait_done
-from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wait_woken, wake
+from aiohooks._aio.clock import TimerHandle, Waiters, current_clock, monotonic_now
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff, Outages, wait_for_others
 from aiohooks._diagnostics import Awaited, secs_text
@@ -132,7 +132,7 @@ class SharedStepStore(StepStore):
         self._outages = Outages()
         self._keeping_connection: asyncio.Task[None] | None = None
         self._disconnected_at: float | None = None
-        self._sleepers: set[asyncio.Future[None]] = set()
+        self._sleepers = Waiters()  # for the connection
         self._outage_limit: TimerHandle | None = None
         self._failure: EngineError | None = None  # what ends all calls and waits; for good if it is damage
         self._answers = 0
@@ -144,7 +144,7 @@ class SharedStepStore(StepStore):
         self._term = 0
         self._leader: Member | None = None
         self._left_before_lead = 0
-        self._vacancies: set[asyncio.Future[None]] = set()
+        self._vacancies = Waiters()
         # The members of this process, and their announcement.
         self._members = Members(self._process, self._lease_secs)
         self._announces = True
@@ -175,7 +175,7 @@ class SharedStepStore(StepStore):
                 observed=lambda: self._watcher.snapshot,
                 spawn=self._spawn,
                 outage=self._outages.outage,
-                retry_now=self._wake_sleepers,
+                retry_now=self._sleepers.wake,
             )
         )
 
@@ -412,7 +412,7 @@ class SharedStepStore(StepStore):
         await super().aclose()
         self._watcher.stop()
         self._watch_leases()
-        self._end_vacancies()
+        self._vacancies.wake()
         late = tuple(self._tasks)
         for task in late:
             task.cancel()
@@ -424,7 +424,7 @@ class SharedStepStore(StepStore):
         for write in self._pending_writes:
             resolve(write.answer, self._closed_error())
         self._pending_writes.clear()
-        self._wake_sleepers()  # they find the store closed
+        self._sleepers.wake()  # they find the store closed
         await self._engine.close()
 
     # The connection.
@@ -483,7 +483,7 @@ class SharedStepStore(StepStore):
             return
         self._failure = error
         self._abort_waits(error)
-        self._wake_sleepers()
+        self._sleepers.wake()
         if isinstance(error, StoreDamagedError):
             logger.error("run %s: %s", self.run, error)
             self._spawn(self._engine.disconnect(), "closing the connection to a damaged run")
@@ -498,17 +498,8 @@ class SharedStepStore(StepStore):
 
     async def _backoff_sleep(self, secs: float) -> None:
         """Wait until the connection is back, `secs` at most."""
-        sleeper: asyncio.Future[None] = get_running_loop().create_future()
-        self._sleepers.add(sleeper)
-        try:
-            with self._outages.outage():
-                await wait_woken(sleeper, secs, self._clock)
-        finally:
-            self._sleepers.discard(sleeper)
-
-    def _wake_sleepers(self) -> None:
-        for sleeper in self._sleepers:
-            wake(sleeper)
+        with self._outages.outage():
+            await self._sleepers.wait(secs, self._clock)
 
     def _on_disconnect(self, error: StoreUnavailableError) -> None:
         if self._disconnected_at is not None:
@@ -535,7 +526,7 @@ class SharedStepStore(StepStore):
             self._members.repeat_last_exit()
         self._observe_snapshot(snapshot)
         self._announce_again()
-        self._wake_sleepers()
+        self._sleepers.wake()
 
     def _end_outage(self) -> None:
         self._disconnected_at = None
@@ -706,23 +697,17 @@ class SharedStepStore(StepStore):
         if chief is None:
             return
         logger.info("run %s: waiting for the lead, which %s has", self.run, chief.name)
-        vacancy: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._vacancies.add(vacancy)
         try:
-            self._watch_leases()
-            await wait_for_others(vacancy)
+            with self._vacancies.added() as vacancy:
+                self._watch_leases()
+                await wait_for_others(vacancy)
         finally:
-            self._vacancies.discard(vacancy)
             self._watch_leases()
 
     def _abort_waits(self, error: AiohooksError) -> None:
         """End all waits with an error of the engine; a wait for the lead asks the engine again, and gets the error from it."""
         self._waits.abort(error)
-        self._end_vacancies()
-
-    def _end_vacancies(self) -> None:
-        for vacancy in self._vacancies:
-            wake(vacancy)
+        self._vacancies.wake()
 
     # Announcing the members of this process to the engine.
 
@@ -826,7 +811,7 @@ class SharedStepStore(StepStore):
         self._leases.observe(snapshot.members)
         self._watcher.observe(snapshot)
         if self._watcher.chief is None:
-            self._end_vacancies()
+            self._vacancies.wake()
         self._watch_leases()
 
     async def _refresh(self) -> None:

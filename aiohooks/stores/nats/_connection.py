@@ -12,7 +12,7 @@ from typing import Any, cast
 from urllib.parse import ParseResult, unquote, urlsplit
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
-from aiohooks._aio.clock import Clock, wait_woken, wake
+from aiohooks._aio.clock import Clock, Waiters
 from aiohooks.errors import InvalidArgumentError, StoreRefusedError, StoreUnavailableError, missing_extra
 from aiohooks.stores._protocol import CERTIFICATE_HINTS, abort_transport, logger
 
@@ -208,7 +208,7 @@ class NatsConnection:
         self._client_closed = asyncio.Event()
         self._last_received = clock.now()
         self._check_wanted = False
-        self._idle_waiter: asyncio.Future[None] | None = None
+        self._idle_waiters = Waiters()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def open(self, servers: list[str], secs: float) -> None:
@@ -329,13 +329,12 @@ class NatsConnection:
                 self._check_wanted = False
                 self._last_received = self._clock.now()
                 return
-            waiter = self._idle_waiter = asyncio.get_running_loop().create_future()
-            await wait_woken(waiter, left, self._clock)
+            await self._idle_waiters.wait(left, self._clock)
 
     def check_now(self) -> None:
         """End `wait_idle`: the connection, or what this process knows of the run, is to be checked."""
         self._check_wanted = True
-        self._wake_idle_waiter()
+        self._idle_waiters.wake()
 
     def fail(self, error: StoreUnavailableError) -> None:
         """Mark the connection as broken, and end its requests; the first error counts."""
@@ -344,7 +343,7 @@ class NatsConnection:
             for reply in self._replies.values():
                 if not reply.done():
                     reply.set_exception(error)
-            self._wake_idle_waiter()
+            self._idle_waiters.wake()
 
     async def close(self) -> None:
         """Close the connection, whatever state the client is in; nothing of it is left in this process."""
@@ -386,10 +385,6 @@ class NatsConnection:
             task.cancel()
             raise
         task.result()
-
-    def _wake_idle_waiter(self) -> None:
-        if self._idle_waiter is not None:
-            wake(self._idle_waiter)
 
     def _check_usable(self) -> None:
         if self.broken_by is not None:
