@@ -23,40 +23,134 @@ exit codes:
   143  ended by SIGTERM
 """
 
+_RUN = """\
+start a function as a chief and its workers, and wait for them
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of all commands. What it returns has `execute`, which takes the arguments and returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        description="Start runs, and show what they have written or are doing.",
-        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add_to in (_add_run, _add_checkpoints, _add_steps, _add_watch, _add_why, _add_compare, _add_plot, _add_completion):
-        add_to(commands)
-    return parser
+The function is `async def main(task)`; the `Task` has task_id, is_chief, num_workers, store, checkpoint_dir and attempt. It is
+imported from the current directory, or from what is installed. What it returns is printed, unless it is None.
 
+example:
+  %(prog)s train:main --workers 4 --checkpoint-dir model
+  %(prog)s train:main --store redis://127.0.0.1:6379 --run digits-7
 
-def _add_command(commands: Any, name: str, execute: Callable[..., int], text: str) -> Callable[..., object]:
-    """Add a command, and return what adds its arguments; the first line of the text is its help."""
-    summary, _, more = text.partition("\n\n")
-    command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(execute=execute)
-    return command.add_argument
+exit codes:
+  0    all tasks have returned
+  1    a task has failed, or the step store or the cluster is not there
+  2    the arguments are invalid: nothing was started
+  130  ended by Ctrl-C: every process got SIGTERM and the grace period
+  143  ended by SIGTERM, in the same way
+"""
 
+_CHECKPOINTS = """\
+list and verify checkpoints, and say which one a restore would read
 
-def _imported(module: str, name: str) -> Callable[..., int]:
-    """Return a function that is imported when it is called: no command loads the packages of another."""
-    return lambda **arguments: getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
+example:
+  %(prog)s model
+  %(prog)s s3://bucket/model
 
+exit codes:
+  0    there are checkpoints, and none is damaged
+  1    there are none, one is damaged, or they cannot be read
+  2    the arguments are invalid
+"""
+
+_STEPS = """\
+show a run in a step store: step, chief, publishers, waiters, how the last one left
+
+The run is read from outside: nothing is registered, made or changed. A member that has died is shown until another process of
+the run notices: it is one that is not renewed any more for as long as its lease. local:// shows only the living.
+
+example:
+  %(prog)s local:///tmp/steps --run digits
+  %(prog)s redis://127.0.0.1:6379 --run digits --json
+
+exit codes:
+  0    the run is there
+  1    it is not, or the store cannot be read
+  2    the arguments are invalid
+"""
+
+_WATCH = """\
+follow runs in step stores, services, and directories of checkpoints
+
+Live in a terminal if rich is installed (`pip install 'aiohooks[rich]'`), otherwise one line for each change. Step stores and
+services notify; a directory is watched by inotify, or read once a second where there is none. The token of a service is in the
+environment variable AIOHOOKS_SERVICE_TOKEN.
+
+example:
+  %(prog)s local:///tmp/steps --run digits --run letters
+  %(prog)s http://127.0.0.1:8000/training model
+
+exit codes:
+  0    all have ended, or Ctrl-C
+  1    one has failed, or cannot be followed
+  2    the arguments are invalid: nothing was followed
+  143  ended by SIGTERM
+"""
+
+_WHY = """\
+say why a process, a service or a run waits: for which task, hook, lock, queue, step or process, at which line, and since when
+
+A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a service if it has controls,
+with its token in AIOHOOKS_SERVICE_TOKEN. A run is asked for by its name, or by the URL of its step store: all of its processes on
+this machine are asked, and their answers connected. Of a process that cannot answer it is shown what the system says.
+
+example:
+  %(prog)s 4242
+  %(prog)s digits
+  %(prog)s redis://127.0.0.1:6379 --run digits --json
+  %(prog)s http://127.0.0.1:8000/training
+
+exit codes:
+  0    all have answered
+  1    one has not, or there is none
+  2    the arguments are invalid
+"""
+
+_COMPARE = """\
+say what differs between the records, traces or checkpoints of two runs
+
+Two files of CSVHook or JSONLinesHook: for each tag the first step that differs, and the last and mean values. Two traces of
+TimelineHook: the seconds of each lane. Two checkpoints, or directories whose newest good ones are taken: names, types, shapes,
+and the largest difference.
+
+example:
+  %(prog)s before.csv after.jsonl
+  %(prog)s model backup/model
+
+exit codes:
+  0    nothing differs
+  1    something differs
+  2    they cannot be compared, or the arguments are invalid
+"""
+
+_PLOT = """\
+draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook
+
+example:
+  %(prog)s losses.csv
+  %(prog)s trace.json --terminal --steps 5
+
+exit codes:
+  0    it is drawn
+  1    the file cannot be read, or holds nothing to draw
+  2    the arguments are invalid
+"""
+
+_COMPLETION = """\
+print what makes a shell complete commands and options
+
+Needs `pip install 'aiohooks[completion]'`. Put the line for your shell into its start-up file.
+
+example:
+  %(prog)s bash         # ~/.bashrc, or ~/.zshrc with `zsh`: eval "$(aiohooks completion bash)"
+  %(prog)s fish         # ~/.config/fish/config.fish: aiohooks completion fish | source
+
+exit codes:
+  0    done
+  1    the extra is not installed
+  2    the arguments are invalid
+"""
 
 _RUN_OPTION = {"metavar": "NAME", "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)"}
 _ADDRESS_OPTION = {
@@ -81,26 +175,46 @@ def _secs(text: str) -> float:
     raise argparse.ArgumentTypeError("give seconds, 0 or more")
 
 
-_RUN = """\
-start a function as a chief and its workers, and wait for them
-
-The function is `async def main(task)`; the `Task` has task_id, is_chief, num_workers, store, checkpoint_dir and attempt. It is
-imported from the current directory, or from what is installed. What it returns is printed, unless it is None.
-
-example:
-  %(prog)s train:main --workers 4 --checkpoint-dir model
-  %(prog)s train:main --store redis://127.0.0.1:6379 --run digits-7
-
-exit codes:
-  0    all tasks have returned
-  1    a task has failed, or the step store or the cluster is not there
-  2    the arguments are invalid: nothing was started
-  130  ended by Ctrl-C: every process got SIGTERM and the grace period
-  143  ended by SIGTERM, in the same way
-"""
+def _imported(module: str, name: str) -> Callable[..., int]:
+    """Return a function that is imported when it is called: no command loads the packages of another."""
+    return lambda **arguments: getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
 
 
-def _add_run(commands: Any) -> None:
+def _plot(run: str, output: str | None, terminal: bool, steps: int | None) -> int:
+    if terminal:
+        from aiohooks.hooks._lanes import plot_in_terminal
+
+        return plot_in_terminal(run, steps)
+    from aiohooks.hooks._plot import plot  # needs an extra
+
+    return plot(run, output, steps)
+
+
+def _add_command(commands: Any, name: str, execute: Callable[..., int], text: str) -> Callable[..., object]:
+    """Add a command, and return what adds its arguments; the first line of the text is its help."""
+    summary, _, more = text.partition("\n\n")
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(execute=execute)
+    return command.add_argument
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of all commands. What it returns has `execute`, which takes the arguments and returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Start runs, and show what they have written or are doing.",
+        epilog=f"`{prog} COMMAND --help` has examples of each.\n\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"aiohooks {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
     add = _add_command(commands, "run", _imported("_command_line.run", "run_function"), _RUN)
     add("function", metavar="MODULE:FUNCTION", help="a coroutine function that takes the task")
     add("--workers", dest="num_workers", type=_count, default=3, metavar="N", help="besides the chief (default: 3)")
@@ -115,145 +229,31 @@ def _add_run(commands: Any) -> None:
     grace = "how long a process may take to end (default: 10)"
     add("--grace-secs", dest="stop_grace_secs", type=_secs, default=10.0, metavar="S", help=grace)
 
-
-_CHECKPOINTS = """\
-list and verify checkpoints, and say which one a restore would read
-
-example:
-  %(prog)s model
-  %(prog)s s3://bucket/model
-
-exit codes:
-  0    there are checkpoints, and none is damaged
-  1    there are none, one is damaged, or they cannot be read
-  2    the arguments are invalid
-"""
-
-
-def _add_checkpoints(commands: Any) -> None:
     add = _add_command(commands, "checkpoints", _imported("checkpoint.cli", "checkpoints"), _CHECKPOINTS)
     add("directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it")
 
-
-_STEPS = """\
-show a run in a step store: step, chief, publishers, waiters, how the last one left
-
-The run is read from outside: nothing is registered, made or changed. A member that has died is shown until another process of
-the run notices: it is one that is not renewed any more for as long as its lease. local:// shows only the living.
-
-example:
-  %(prog)s local:///tmp/steps --run digits
-  %(prog)s redis://127.0.0.1:6379 --run digits --json
-
-exit codes:
-  0    the run is there
-  1    it is not, or the store cannot be read
-  2    the arguments are invalid
-"""
-
-
-def _add_steps(commands: Any) -> None:
     add = _add_command(commands, "steps", _imported("_command_line.steps", "print_run"), _STEPS)
     add("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
     add("--run", **_RUN_OPTION)
     add("--address", **_ADDRESS_OPTION)
     add("--json", dest="as_json", action="store_true", help="print it as JSON")
 
-
-_WATCH = """\
-follow runs in step stores, services, and directories of checkpoints
-
-Live in a terminal if rich is installed (`pip install 'aiohooks[rich]'`), otherwise one line for each change. Step stores and
-services notify; a directory is watched by inotify, or read once a second where there is none. The token of a service is in the
-environment variable AIOHOOKS_SERVICE_TOKEN.
-
-example:
-  %(prog)s local:///tmp/steps --run digits --run letters
-  %(prog)s http://127.0.0.1:8000/training model
-
-exit codes:
-  0    all have ended, or Ctrl-C
-  1    one has failed, or cannot be followed
-  2    the arguments are invalid: nothing was followed
-  143  ended by SIGTERM
-"""
-
-
-def _add_watch(commands: Any) -> None:
     add = _add_command(commands, "watch", _imported("_command_line.watch", "watch"), _WATCH)
     targets = "a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints"
     add("targets", nargs="+", metavar="URL|DIR", help=targets)
     add("--run", dest="runs", action="append", default=[], **_RUN_OPTION)
     add("--address", **_ADDRESS_OPTION)
 
-
-_WHY = """\
-say why a process, a service or a run waits: for which task, hook, lock, queue, step or process, at which line, and since when
-
-A process can be asked if it was started with AIOHOOKS_WHY=1, or runs in ah.run(main, why=True); a service if it has controls,
-with its token in AIOHOOKS_SERVICE_TOKEN. A run is asked for by its name, or by the URL of its step store: all of its processes on
-this machine are asked, and their answers connected. Of a process that cannot answer it is shown what the system says.
-
-example:
-  %(prog)s 4242
-  %(prog)s digits
-  %(prog)s redis://127.0.0.1:6379 --run digits --json
-  %(prog)s http://127.0.0.1:8000/training
-
-exit codes:
-  0    all have answered
-  1    one has not, or there is none
-  2    the arguments are invalid
-"""
-
-
-def _add_why(commands: Any) -> None:
     add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)
     add("target", metavar="URL|PID|RUN", help="the URL of a service or a step store, the id of a process, or the name of a run")
     add("--run", **_RUN_OPTION)
     add("--address", **_ADDRESS_OPTION)
     add("--json", dest="as_json", action="store_true", help="print it as JSON")
 
-
-_COMPARE = """\
-say what differs between the records, traces or checkpoints of two runs
-
-Two files of CSVHook or JSONLinesHook: for each tag the first step that differs, and the last and mean values. Two traces of
-TimelineHook: the seconds of each lane. Two checkpoints, or directories whose newest good ones are taken: names, types, shapes,
-and the largest difference.
-
-example:
-  %(prog)s before.csv after.jsonl
-  %(prog)s model backup/model
-
-exit codes:
-  0    nothing differs
-  1    something differs
-  2    they cannot be compared, or the arguments are invalid
-"""
-
-
-def _add_compare(commands: Any) -> None:
     add = _add_command(commands, "compare", _imported("_command_line.compare", "compare"), _COMPARE)
     add("a", metavar="A", help="a file or a directory")
     add("b", metavar="B", help="another one of the same kind")
 
-
-_PLOT = """\
-draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook
-
-example:
-  %(prog)s losses.csv
-  %(prog)s trace.json --terminal --steps 5
-
-exit codes:
-  0    it is drawn
-  1    the file cannot be read, or holds nothing to draw
-  2    the arguments are invalid
-"""
-
-
-def _add_plot(commands: Any) -> None:
     add = _add_command(commands, "plot", _plot, _PLOT)
     add("run", help="the .csv or .jsonl file, or the .json of a trace")
     add("-o", "--output", help="the picture to write, as PNG or SVG (default: a PNG beside the file)")
@@ -261,36 +261,9 @@ def _add_plot(commands: Any) -> None:
     positive = functools.partial(_count, least=1)
     add("--steps", type=positive, metavar="N", help="draw the last N steps of a trace (default: all)")
 
-
-def _plot(run: str, output: str | None, terminal: bool, steps: int | None) -> int:
-    if terminal:
-        from aiohooks.hooks._lanes import plot_in_terminal
-
-        return plot_in_terminal(run, steps)
-    from aiohooks.hooks._plot import plot  # needs an extra
-
-    return plot(run, output, steps)
-
-
-_COMPLETION = """\
-print what makes a shell complete commands and options
-
-Needs `pip install 'aiohooks[completion]'`. Put the line for your shell into its start-up file.
-
-example:
-  %(prog)s bash         # ~/.bashrc, or ~/.zshrc with `zsh`: eval "$(aiohooks completion bash)"
-  %(prog)s fish         # ~/.config/fish/config.fish: aiohooks completion fish | source
-
-exit codes:
-  0    done
-  1    the extra is not installed
-  2    the arguments are invalid
-"""
-
-
-def _add_completion(commands: Any) -> None:
     add = _add_command(commands, "completion", _imported("_command_line._completion", "print_completion"), _COMPLETION)
     add("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
