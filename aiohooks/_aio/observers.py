@@ -13,8 +13,9 @@ import contextlib
 import types
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
+T = TypeVar("T")
 Kind = Literal["hook", "operation", "background", "feed", "prefetch", "save", "wait", "recovery"]
 """What an activity is: a hook's method, an operation, a hook's background call, the wait for the next feed, the taking of one
 ahead, the write of a checkpoint, a wait that a stop ends, or a recovery."""
@@ -103,7 +104,7 @@ def observed_call(
         coro: Any = call(*args, **keywords)
         made: Any = type(coro)  # pyright: ignore[reportUnknownVariableType]
         if made is not types.CoroutineType:
-            coro = _awaited(coro)
+            coro = as_coroutine(coro)
         while True:
             try:
                 waiting = coro.send(None) if error is None else coro.throw(error)
@@ -135,5 +136,6 @@ def observed_call(
     return result
 
 
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
+async def as_coroutine(awaitable: Awaitable[T]) -> T:
+    """Await something, where only a coroutine will do."""
     return await awaitable

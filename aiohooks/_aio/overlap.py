@@ -32,6 +32,7 @@ import anyio
 from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
 from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wake
 from aiohooks._aio.contexts import CallContext, Changes, OwnContext, RunScope, copy_back, is_unchanged
+from aiohooks._aio.observers import as_coroutine
 from aiohooks._diagnostics import Awaited, Waiting, describe_suspension
 from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_cancelled_error, raise_unchanged, set_context
 
@@ -357,19 +358,15 @@ class Overlap(Waiting):
                             self._cancel_calls()
                             raise
                     else:
-                        await self._wait_shielded(self._idle)
+                        # An anyio scope repeats its cancel at every turn of the loop until the task has left it.
+                        with anyio.CancelScope(shield=True), contextlib.suppress(CancelledError):  # the first one is raised
+                            await self._idle
             finally:
                 if waits is not None:
                     waits.end_wait(self, before)
                 if self._grace is not None:
                     self._grace.cancel()
         self.finish()
-
-    async def _wait_shielded(self, idle: asyncio.Future[None]) -> None:
-        # An anyio scope repeats its cancel at every turn of the loop until the task has left it: hence the shield.
-        with anyio.CancelScope(shield=True):
-            with contextlib.suppress(CancelledError):  # the first one is raised
-                await idle
 
     def finish(self) -> None:
         """Do what is left when no call is unfinished; raises like `wait`."""
@@ -453,20 +450,17 @@ class Overlap(Waiting):
             timer.cancel()
 
     def _expire(self, number: int) -> None:
+        from aiohooks._why.builder import why  # seldom needed
+
         if self._expired is None:
             self._expired = {}
         task = self._tasks[number]
-        self._expired[number] = self._describe_suspension(number, task)
+        chain = why(Awaited(self.kind, self.describe(number), key=task))
+        self._expired[number] = describe_suspension(task) + (f"; {chain}" if chain else "")
         task.cancel()
         if self.grace_secs is not None:
             assert self._timers is not None
             self._timers[number] = current_clock().call_later(self.grace_secs, functools.partial(self._give_up, number))
-
-    def _describe_suspension(self, number: int, task: asyncio.Task[Any]) -> str:
-        from aiohooks._why.builder import why  # seldom needed
-
-        chain = why(Awaited(self.kind, self.describe(number), key=task))
-        return describe_suspension(task) + (f"; {chain}" if chain else "")
 
     def _give_up(self, only: int | None = None) -> None:
         """Leave calls running that have ignored their cancellation: all, or the only one whose time was up."""
@@ -529,7 +523,7 @@ class Wait(Overlap, Generic[T]):
     async def result_of(self, awaitable: Awaitable[T]) -> T:
         """Await something, in a task of its own; a task or future that is given is not cancelled with it."""
         self._is_future = asyncio.isfuture(awaitable)
-        call = _done if self._is_future else _result
+        call = _done if self._is_future else as_coroutine
         try:
             if self._cause is not None:
                 raise_unchanged(self._cause)
@@ -546,10 +540,6 @@ def close_unawaited(awaitable: object) -> None:
     """Close a coroutine that will not be awaited, or Python warns about it."""
     if inspect.iscoroutine(awaitable) and inspect.getcoroutinestate(awaitable) == inspect.CORO_CREATED:
         awaitable.close()
-
-
-async def _result(awaitable: Awaitable[T]) -> T:
-    return await awaitable
 
 
 async def _done(future: asyncio.Future[T]) -> T:

@@ -120,8 +120,7 @@ class _Builder:
         return [*itertools.islice(itertools.chain.from_iterable(map(asyncio.all_tasks, self._loops)), self._most)]
 
     def build(self, things: Iterable[object]) -> WaitGraph:
-        for one in things:
-            self._targets(one)
+        self._targets_of(things)
         while self._ahead or self._searches:
             (self._ahead or self._searches).popleft()()
         self._merge_tasks_of_sessions()
@@ -173,7 +172,15 @@ class _Builder:
             return [] if thing.ident is None else [self._add_thread(thing.ident)]
         if isinstance(thing, concurrent.futures.Future):
             return self._of_executor(thing)  # pyright: ignore[reportUnknownArgumentType]
-        return self._of_future(thing) if asyncio.isfuture(thing) else []
+        if not asyncio.isfuture(thing):
+            return []
+        # What sets a future that is no task, as far as that can be seen.
+        found = [*(getattr(thing, "_children", None) or ())]  # of `asyncio.gather`
+        found += _sources(callback for callback, _ in getattr(thing, "_callbacks", None) or ())
+        return self._targets_of(one for one in found if not one.done())
+
+    def _targets_of(self, things: Iterable[Any]) -> list[str]:
+        return [*itertools.chain.from_iterable(map(self._targets, things))]
 
     def _add_awaited(self, one: Awaited) -> str:
         if is_task(one.key):
@@ -184,7 +191,7 @@ class _Builder:
         def connect(node: str) -> None:
             if one.kind == "session" and any(waiter == node for waiter, _ in self._edges):
                 return  # it is in a run; otherwise it waits for what its block does
-            found = self._connect(node, itertools.chain.from_iterable(map(self._targets, one.by())), one.needs)
+            found = self._connect(node, self._targets_of(one.by()), one.needs)
             if not found and one.not_found:
                 said = one.not_found if self._is_complete else "too many tasks to search"
                 self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
@@ -232,7 +239,7 @@ class _Builder:
                     session = self._add_awaited(awaited.key)
                     self._connect(node, [session])
                     node = session
-                self._connect(node, itertools.chain.from_iterable(map(self._targets, awaited.by())), awaited.needs)
+                self._connect(node, self._targets_of(awaited.by()), awaited.needs)
                 return node, True
             targets = self._targets(awaited)
             self._connect(node, targets)
@@ -250,12 +257,6 @@ class _Builder:
         at = next((frame for frame in others if _INSTALLED not in frame.f_code.co_filename), (*others, frames[-1])[0])
         function = at.f_code.co_qualname if others else None
         self._change(node, function=function, where=f"{at.f_code.co_filename}:{at.f_lineno}")
-
-    def _of_future(self, future: Any) -> list[str]:
-        """Return what sets a future that is no task, as far as that can be seen."""
-        found = [*(getattr(future, "_children", None) or ())]  # of `asyncio.gather`
-        found += _sources(callback for callback, _ in getattr(future, "_callbacks", None) or ())
-        return [*itertools.chain.from_iterable(self._targets(one) for one in found if not one.done())]
 
     # -- holders and users of what tasks wait for
 
@@ -323,7 +324,7 @@ class _Builder:
             return [self._add_thread(called[id(future)])]
         tasks = [one for one in _sources(getattr(future, "_done_callbacks", ())) if is_task(one)]
         if tasks or id(future) not in queued:
-            return [*itertools.chain.from_iterable(map(self._targets, tasks))]
+            return self._targets_of(tasks)
         work_queue, busy = queued[id(future)]
         name, detail = "a free thread of the executor", f"{len(busy)} are busy"
         connect: Callable[[str], object] = lambda node: self._connect(node, map(self._add_thread, busy), "any")  # noqa: E731

@@ -111,16 +111,10 @@ def held_by(task: asyncio.Task[Any]) -> list[Any]:
         if inside and inner is not None and getattr(inner[1], "__name__", "") == "__aenter__":
             inside.pop()  # it waits for this one
         held += itertools.chain.from_iterable(inside)
-        if (condition := _waited_condition(frame)) is not None:  # which is released meanwhile
-            held = [one for one in held if one is not condition and one is not attribute(condition, "_lock")]
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "wait" and is_library(frame) else None
+        if isinstance(owner, _CONDITIONS):  # which is released meanwhile
+            held = [one for one in held if one is not owner and one is not attribute(owner, "_lock")]
     return held
-
-
-def _waited_condition(frame: types.FrameType) -> object:
-    if frame.f_code.co_name != "wait" or not is_library(frame):
-        return None
-    owner = frame.f_locals.get("self")
-    return owner if isinstance(owner, _CONDITIONS) else None
 
 
 def _exited_by(coro: object) -> list[list[Any]]:

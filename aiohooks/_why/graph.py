@@ -45,7 +45,10 @@ class WaitNode:
             named = re.sub(r"#\d+", "", self.name)
             is_said = self.function is None or re.search(rf"(?<!\w){re.escape(self.function)}(?!\w)", named)
             function = "" if is_said else f"{self.function} at "
-            text += f", {function}{_short_place(self.where, is_own=self.function is not None)}"
+            place = "/".join(self.where.split(os.sep)[-2:])  # of a library, without its folder
+            if self.function is not None:
+                place = self.where.removeprefix(os.getcwd() + os.sep)
+            text += f", {function}{place}"
         return text if self.secs is None else f"{text}, {secs_text(self.secs)}"
 
 
@@ -184,11 +187,6 @@ def _shortened(chain: tuple[WaitNode, ...], ends: set[str]) -> tuple[WaitNode, .
         if node.id in ends:
             break
     return tuple(kept)
-
-
-def _short_place(where: str, *, is_own: bool) -> str:
-    """Return a place of the user's own code from the current directory on, one of a library without its folder."""
-    return where.removeprefix(os.getcwd() + os.sep) if is_own else "/".join(where.split(os.sep)[-2:])
 
 
 for _public in (WaitEdge, WaitGraph, WaitNode):

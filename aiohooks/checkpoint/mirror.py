@@ -272,7 +272,7 @@ class Copier(Waiting):
             finally:
                 self._current = None
             if self._attempt:
-                await self._wait_for_next_attempt()
+                await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))  # which `flush` ends
 
     async def _copy(self, pending: _Pending) -> None:
         if self._newest_there is None:
@@ -305,10 +305,6 @@ class Copier(Waiting):
             await self._in_thread(lambda alive: remote.remove_old(keep, name, alive))
         except MirrorError as error:
             _logger.warning("mirror %s: old checkpoints could not be removed (%s); the next copy tries again", self.mirror, error)
-
-    async def _wait_for_next_attempt(self) -> None:
-        """Wait as long as the backoff says; `flush` ends the pause."""
-        await self._pauses.wait(self.mirror.backoff.pause_secs(self._attempt))
 
     async def flush(self, secs: float | None) -> bool:
         """Wait until all pending checkpoints have been copied, at most `secs`; return whether they have."""

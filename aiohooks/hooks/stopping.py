@@ -383,7 +383,9 @@ class EarlyStoppingHook(FetchingHook):
         if math.isfinite(number) and (self.best is None or self._sign * number < self._sign * self.best - self._min_delta):
             self.best, self.best_step, self.waited = number, step, 0
             self._since = step, now
-            self.best_states = self._current_states() if states is None else states
+            if states is None:
+                states = snapshot({name: one.state_dict() for name, one in self._restore_best.items()}, HostMemory())
+            self.best_states = states
         else:
             self.waited += 1
             self._since = self._since or (step, now)
@@ -392,10 +394,6 @@ class EarlyStoppingHook(FetchingHook):
             _logger.info("%s", self.reason)
             if self._coord is not None:
                 self._coord.request_stop(self.reason)
-
-    def _current_states(self) -> Mapping[str, Any]:
-        states: dict[str, Any] = snapshot({name: one.state_dict() for name, one in self._restore_best.items()}, HostMemory())
-        return states
 
     def _stop_cause(self, step: int, number: float, now: float) -> str | None:
         if not math.isfinite(number):

@@ -192,8 +192,10 @@ class RayEngine(Engine):
         return snapshot
 
     async def _call_actor(self, method: str, *args: Any) -> Snapshot | Position | Answer:
+        if self._actor is None:
+            raise StoreUnavailableError(f"{self._what} is not connected")
         message = pack_message(self._incarnation, self._counter_version, *args)
-        call = getattr(self._current_actor(), method).remote(message)
+        call = getattr(self._actor, method).remote(message)
         return self._parse_reply(await self._wait_reply(_cluster.result_of(call)))
 
     async def _wait_reply(self, reply: asyncio.Future[Any], secs: float | None = None) -> Any:
@@ -245,11 +247,6 @@ class RayEngine(Engine):
         self._deleted = True
         actor = self._actor or await to_thread(self._find_actor, grace_secs=_GRACE_SECS)
         await to_thread(_cluster.kill_actor, actor, grace_secs=_GRACE_SECS)
-
-    def _current_actor(self) -> Any:
-        if self._actor is None:
-            raise StoreUnavailableError(f"{self._what} is not connected")
-        return self._actor
 
 
 def _fail(reply: asyncio.Future[Any], error: StoreUnavailableError) -> None:
