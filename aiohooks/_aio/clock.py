@@ -22,6 +22,16 @@ class TimerHandle(Protocol):
         ...
 
 
+class _NoTimer:
+    __slots__ = ()
+
+    def cancel(self) -> None: ...
+
+
+NO_TIMER: TimerHandle = _NoTimer()
+"""A call that will never be made."""
+
+
 class Clock(Protocol):
     """The time, and calls after a delay."""
 
@@ -78,6 +88,11 @@ def set_current_clock(clock: Clock) -> Callable[[], None]:
     return lambda: _current.reset(token)
 
 
+def call_later(secs: float | None, callback: Callable[[], object], clock: Clock | None = None) -> TimerHandle:
+    """Call `callback()` in `secs` seconds on `clock`, by default the current one; None: never."""
+    return NO_TIMER if secs is None else (clock or current_clock()).call_later(secs, callback)
+
+
 def wake(waiter: asyncio.Future[None]) -> None:
     """Set the waiter's result, unless it is done."""
     if not waiter.done():
@@ -86,12 +101,11 @@ def wake(waiter: asyncio.Future[None]) -> None:
 
 async def wait_woken(waiter: asyncio.Future[None], secs: float | None, clock: Clock | None = None) -> None:
     """Await a waiter that is woken in `secs` seconds at the latest, on `clock`, by default the current one; None: no limit."""
-    timer = None if secs is None else (clock or current_clock()).call_later(secs, lambda: wake(waiter))
+    timer = call_later(secs, lambda: wake(waiter), clock)
     try:
         await waiter
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
 
 
 class Waiters:

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import anyio
 
 from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
-from aiohooks._aio.clock import TimerHandle, current_clock, monotonic_now, wake
+from aiohooks._aio.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
 from aiohooks._aio.contexts import CallContext, Changes, OwnContext, RunScope, copy_back, is_unchanged
 from aiohooks._aio.observers import as_coroutine
 from aiohooks._diagnostics import Awaited, Waiting, describe_suspension
@@ -558,14 +558,11 @@ async def limited(coro: Coroutine[Any, Any, T], secs: float | None, what: str) -
         TimeoutError: the time is up, and it has ended after its cancellation.
     """
     wait = Wait[T](what)
-    timer = None
-    if secs is not None:
-        timer = current_clock().call_later(secs, lambda: wait.end(TimeoutError(f"{what} took longer than {secs} s")))
+    timer = call_later(secs, lambda: wait.end(TimeoutError(f"{what} took longer than {secs} s")))
     try:
         return await wait.result_of(coro)
     finally:
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
 
 
 def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.clock import Clock, TimerHandle, Waiters, current_clock
+from aiohooks._aio.clock import NO_TIMER, Clock, TimerHandle, Waiters, current_clock
 from aiohooks._diagnostics import secs_text
 from aiohooks._validate import check_secs
 
@@ -100,7 +100,7 @@ class LongWaitLog:
         self._waits_for = waits_for
         self._clock = current_clock()
         self._logged: set[object] = set()
-        self._timer: TimerHandle | None = None
+        self._timer = NO_TIMER
 
     def __enter__(self) -> None:
         self._began = self._clock.now()
@@ -115,9 +115,7 @@ class LongWaitLog:
             _logger.warning("%s: has waited %s for %s", self._what, secs_text(secs), "; ".join(awaited.values()))
 
     def __exit__(self, *_: object) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
 
 
 class WaitLog:

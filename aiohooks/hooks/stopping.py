@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Never
 
-from aiohooks._aio.clock import Clock, TimerHandle, current_clock
+from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
 from aiohooks._validate import check_choice, check_instance, check_mapping, check_secs, checked_int, is_finite, scalar
 from aiohooks.checkpoint.stateful import HostMemory, Stateful, is_stateful, snapshot
 from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError, did_you_mean, safe_repr
@@ -131,7 +131,7 @@ class StopAtTimeHook(SessionRunHook):
         self._allowed_secs = 0.0
         self._earlier_secs = 0.0
         self._coord: Coordinator | None = None
-        self._timer: TimerHandle | None = None
+        self._timer = NO_TIMER
 
     @property
     def elapsed_secs(self) -> float:
@@ -167,7 +167,7 @@ class StopAtTimeHook(SessionRunHook):
         self._coord = coord
         if self._is_over():
             coord.request_stop(self._reason())
-        elif self._timer is None:
+        elif self._timer is NO_TIMER:
             self._timer = self._clock.call_later(self.remaining_secs, lambda: coord.request_stop(self._reason()))
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
@@ -184,9 +184,7 @@ class StopAtTimeHook(SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         """Cancel the timer, and stop counting."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         self._earlier_secs, self._began = self.elapsed_secs, None
 
     def _is_over(self) -> bool:

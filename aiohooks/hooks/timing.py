@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import Clock, LoopClock, TimerHandle, current_clock
+from aiohooks._aio.clock import NO_TIMER, Clock, LoopClock, current_clock
 from aiohooks._aio.observers import observed_call
 from aiohooks._diagnostics import BlockedLoopWatch, Frames, user_location
 from aiohooks._validate import check_instance, check_secs
@@ -128,7 +128,7 @@ class HookTimingHook(SessionRunHook):
         self._watched: list[SessionRunHook] = []
         self._replaced: list[tuple[SessionRunHook, str, Any]] = []
         self._blockers: deque[Blocker] = deque(maxlen=_MAX_BLOCKERS)
-        self._lag_timer: TimerHandle | None = None
+        self._lag_timer = NO_TIMER
         self._loop_watch: BlockedLoopWatch | None = None
         self._reset()
 
@@ -280,9 +280,7 @@ class HookTimingHook(SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         """Log the last report, and restore the hooks' own methods."""
-        if self._lag_timer is not None:
-            self._lag_timer.cancel()
-            self._lag_timer = None
+        self._lag_timer.cancel()
         if self._loop_watch is not None:
             await to_thread(self._loop_watch.stop, grace_secs=10.0)
         self._logger.info("hook times at the end, step %d:\n%s", self._step, self.report())

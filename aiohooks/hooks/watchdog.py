@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import Clock, TimerHandle, current_clock
+from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
 from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, secs_text, task_wait, user_location
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError, add_note
@@ -119,7 +119,7 @@ class WatchdogHook(SessionRunHook):
         self._coord: Coordinator | None = None
         self._step = 0
         self._runs = 0  # of the current session
-        self._timer: TimerHandle | None = None
+        self._timer = NO_TIMER
         self._owner: asyncio.Task[Any] | None = None
         self._since: dict[object, float] = {}
         self._reported: set[object] = set()
@@ -147,9 +147,7 @@ class WatchdogHook(SessionRunHook):
 
     async def close(self, exc: BaseException | None) -> None:
         """Stop watching."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.cancel()
         loop_watch, self._loop_watch = self._loop_watch, None
         if loop_watch is not None:
             await to_thread(loop_watch.stop, grace_secs=10.0)
@@ -157,7 +155,7 @@ class WatchdogHook(SessionRunHook):
         self._since, self._reported = {}, set()
 
     def _schedule_check(self, secs: float) -> None:
-        self._timer = self._clock.call_later(secs, self._check_limits) if secs < math.inf else None
+        self._timer = self._clock.call_later(secs, self._check_limits) if secs < math.inf else NO_TIMER
 
     def _check_limits(self) -> None:
         """Compare the current activities with the limits, and schedule the next check when one could be exceeded."""

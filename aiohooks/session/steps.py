@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from aiohooks._aio.cancel import current_task
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.clock import call_later
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Overlap
 from aiohooks._validate import call_error, check_callable
@@ -193,16 +193,13 @@ class Steps(Generic[T_co]):
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
         state = self._state
         feed_wait = FeedWait(state, self._start_recovery)
-        timer = None
-        if secs is not None:
-            late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
-            timer = current_clock().call_later(secs, lambda: Overlap.end(feed_wait, late))
+        late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
+        timer = call_later(secs, lambda: Overlap.end(feed_wait, late))
         try:
             with observing(state.observers, "feed", "next feed"):
                 await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait, producers, drain=drain))
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _start_recovery(self) -> None:
         """Start a task that does what the next run would do before it begins."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from aiohooks._aio.clock import Clock, TimerHandle, current_clock
+from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
 from aiohooks.stores._protocol import (
     Expire,
@@ -210,8 +210,8 @@ class RunWatcher:
         self._process = process
         self._keep = keep
         self._grace_secs = join_grace_secs
-        self._grace: TimerHandle | None = None
-        self._hold: TimerHandle | None = None
+        self._grace = NO_TIMER
+        self._hold = NO_TIMER
         self._seen_exit = 0  # the number of the latest exit that the registry knows
 
     def observe(self, snapshot: Snapshot) -> None:
@@ -223,7 +223,7 @@ class RunWatcher:
             self._seen_exit = snapshot.last_exit.number
             self._grace = self._clock.call_later(self._grace_secs, self._end_grace)
         elif snapshot.members:
-            self._stop_grace()
+            self._grace.cancel()
         if snapshot.failure is not None and snapshot.failure != old.failure and not first:
             self._waits.fail(AiohooksError(snapshot.failure.error), snapshot.failure.position)
         # Without a living member nothing is initialised any more: the run has ended, or its chief will be restarted.
@@ -242,26 +242,18 @@ class RunWatcher:
         self._report_others()
 
     def _stop_hold(self) -> None:
-        if self._hold is not None:
-            self._hold.cancel()
-            self._hold = None
+        self._hold.cancel()
         self._waits.holds = False
 
     def stop(self) -> None:
-        self._stop_grace()
+        self._grace.cancel()
         self._stop_hold()
-
-    def _stop_grace(self) -> None:
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
 
     @property
     def chief(self) -> Member | None:
         return next((member for member in self.snapshot.members if member.term), None)
 
     def _end_grace(self) -> None:
-        self._grace = None
         self._seen_exit = 0
         self._report_others()
 

@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Awaitable, Callable
 from typing import Any, Self, TypeVar
 
-from aiohooks._aio.clock import current_clock
+from aiohooks._aio.clock import NO_TIMER, current_clock
 from aiohooks._aio.contexts import current_run
 from aiohooks._aio.waits import WaitLog, wait_for_others
 from aiohooks.errors import (
@@ -256,7 +256,7 @@ class WaitRegistry:
         if raise_on_reset:
             self._reset_waiters[waiter] = None
         publishers = self._park_publishers(waiter, step)
-        timer = None
+        timer = NO_TIMER
         try:
             self._update_threshold()
             if secs is not None:
@@ -268,8 +268,7 @@ class WaitRegistry:
             # A stop of the session ends the wait, which is parked already, so that no advance is missed.
             result = await (waiter if session is None else session.until(waiter))
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             if publishers:
                 self._unpark_publishers(publishers, waiter)
             if raise_on_reset:
@@ -313,7 +312,7 @@ class WaitRegistry:
             raise _error_of_wait(reason)
         waiter: ChangeWaiter = asyncio.get_running_loop().create_future()
         self._ready_waiters[waiter] = None
-        timer = None
+        timer = NO_TIMER
         if secs is not None:
             summary = publisher_summary(self.publishers.names)
             late = SessionNotReadyError(f"the chief of {self.run} has not initialised it within {secs:g} s, {summary}")
@@ -322,8 +321,7 @@ class WaitRegistry:
             self._notify_subscriber()  # leases are watched while any wait is parked
             error = await wait_for_others(waiter)
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             self._ready_waiters.pop(waiter, None)
             self._notify_subscriber()
         if error is not None:

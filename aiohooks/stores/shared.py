@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from typing import Any, Literal, NoReturn, Self, TypeVar
 
 from aiohooks._aio.cancel import new_task, shielded, wait_done
-from aiohooks._aio.clock import TimerHandle, Waiters, current_clock, monotonic_now
+from aiohooks._aio.clock import NO_TIMER, TimerHandle, Waiters, current_clock, monotonic_now
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff, Outages, wait_for_others
 from aiohooks._diagnostics import Awaited, secs_text
@@ -133,7 +133,7 @@ class SharedStepStore(StepStore):
         self._keeping_connection: asyncio.Task[None] | None = None
         self._disconnected_at: float | None = None
         self._sleepers = Waiters()  # for the connection
-        self._outage_limit: TimerHandle | None = None
+        self._outage_limit = NO_TIMER
         self._failure: EngineError | None = None  # what ends all calls and waits; for good if it is damage
         self._answers = 0
         # Writes.
@@ -157,7 +157,7 @@ class SharedStepStore(StepStore):
         self._watcher = RunWatcher(self._waits, self._process, keep=on_lost == "keep", join_grace_secs=join_grace_secs)
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_wanted = False  # since the latest read began
-        self._expiry: TimerHandle | None = None
+        self._expiry = NO_TIMER
         call_after_fork(self._waits)
         engine.attach(
             EngineLink(
@@ -530,9 +530,7 @@ class SharedStepStore(StepStore):
 
     def _end_outage(self) -> None:
         self._disconnected_at = None
-        if self._outage_limit is not None:
-            self._outage_limit.cancel()
-            self._outage_limit = None
+        self._outage_limit.cancel()
 
     # Requests.
 
@@ -855,9 +853,7 @@ class SharedStepStore(StepStore):
 
     def _watch_leases(self) -> None:
         """Read the run regularly, to see which leases were renewed, for as long as there is a wait here."""
-        if self._expiry is not None:
-            self._expiry.cancel()
-            self._expiry = None
+        self._expiry.cancel()
         secs = self._leases.read_secs
         if secs is not None and self._opened and (self._waits.waiting or self._vacancies):
             self._expiry = self._clock.call_later(secs, self._start_refresh)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from aiohooks._aio.cancel import to_thread
-from aiohooks._aio.clock import TimerHandle
+from aiohooks._aio.clock import NO_TIMER, TimerHandle
 from aiohooks._aio.waits import Backoff
 from aiohooks._validate import check_directory
 from aiohooks.errors import StoreDamagedError, StoreUnavailableError, copy_error
@@ -144,15 +144,14 @@ class LocalEngine(Engine):
             inotify.close()
         if files is None:
             return
-        timer = None
+        timer = NO_TIMER
         try:
             if lock is not None and files.slot >= 0 and self._gone is None:
                 timer = self.link.clock.call_later(_CLOSE_SECS, functools.partial(lock.close, self._closed_error()))
                 with contextlib.suppress(OSError, *ENGINE_ERRORS):  # other processes find out
                     await lock.run(files.leave)
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             self._close_files(files, lock)
 
     def _close_files(self, files: RunFiles, lock: FileLock | None) -> None:

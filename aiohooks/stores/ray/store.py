@@ -8,6 +8,7 @@ from collections.abc import Generator
 from typing import Any, ClassVar
 
 from aiohooks._aio.cancel import to_thread
+from aiohooks._aio.clock import call_later
 from aiohooks._validate import check_instance
 from aiohooks.errors import StoreUnavailableError
 from aiohooks.stores._protocol import Answer, Position, Request, RunReport, Snapshot, damaged_error, report_of
@@ -202,9 +203,7 @@ class RayEngine(Engine):
         """Wait for a reply, `secs` seconds at most; `disconnect` ends all of these waits."""
         self._replies.add(reply)
         silent = StoreUnavailableError(f"{self._what} has been silent for {secs} s")
-        timer = None
-        if secs is not None:
-            timer = self.link.clock.call_later(secs, lambda: _fail(reply, silent))
+        timer = call_later(secs, lambda: _fail(reply, silent), self.link.clock)
         try:
             return await reply
         except Exception as error:
@@ -213,8 +212,7 @@ class RayEngine(Engine):
             raise _cluster.explain_error(error, f"{self._what} does not answer") from error
         finally:
             self._replies.discard(reply)
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _parse_reply(self, message: bytes) -> Snapshot | Position | Answer:
         if not message:
