@@ -155,43 +155,33 @@ class Overlap(Waiting):
     keeps_result: bool = False
     """Whether the calls have ended well in spite of `end`, and that counts."""
 
-    results: list[Any]
-    grace_secs: float | None
-    left: int
-    """How many calls have not ended; if none, `finish` does for `wait`."""
-    failing: bool
-    """Whether the calls have been cancelled, so that no other is to be started."""
-    since: float | None
-    """When the wait for them began, if it is part of a run."""
-    _tasks: dict[int, asyncio.Task[None]]
-    _contexts: list[CallContext]
-    _base: Context | None
-    _values: list[Any]  # of the base
-    _known: dict[int, Changes] | None  # what differs from the base in earlier contexts of the caller
-    _idle: asyncio.Future[None] | None
-    _outer: CancelledError | None
-    _cause: BaseException | None
-    # What follows is rarely needed.
-    _errors: dict[int, BaseException] | None
-    _expired: dict[int, str] | None  # and where they waited
-    _timers: dict[int, TimerHandle] | None
-    _grace: TimerHandle | None
-    _left_behind: set[int] | None
-
     def __init__(self, results: list[Any], grace_secs: float | None, waits: RunWaits | None = None) -> None:
         """Put results into `results`, by number; give cancelled calls `grace_secs` to end, or None for as long as they need."""
-        self.results = results
-        self.grace_secs = grace_secs
-        self.left = 0
-        self.failing = False
-        self.since = None
+        self.results: list[Any] = results
+        self.grace_secs: float | None = grace_secs
+        self.left: int = 0
+        """How many calls have not ended; if none, `finish` does for `wait`."""
+        self.failing: bool = False
+        """Whether the calls have been cancelled, so that no other is to be started."""
+        self.since: float | None = None
+        """When the wait for them began, if it is part of a run."""
         self._waits = waits
         self._loop = asyncio.get_running_loop()
         self._starts = _nested.starts
-        self._tasks = {}
-        self._contexts = []
-        self._base = self._known = self._idle = self._outer = self._cause = None
-        self._errors = self._expired = self._timers = self._grace = self._left_behind = None
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._contexts: list[CallContext] = []
+        self._base: Context | None = None
+        self._values: list[Any]  # of the base
+        self._known: dict[int, Changes] | None = None  # what differs from the base in earlier contexts of the caller
+        self._idle: asyncio.Future[None] | None = None
+        self._outer: CancelledError | None = None
+        self._cause: BaseException | None = None
+        # What follows is rarely needed.
+        self._errors: dict[int, BaseException] | None = None
+        self._expired: dict[int, str] | None = None  # and where they waited
+        self._timers: dict[int, TimerHandle] | None = None
+        self._grace: TimerHandle | None = None
+        self._left_behind: set[int] | None = None
 
     # -- what the calls are
 

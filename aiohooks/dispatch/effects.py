@@ -77,9 +77,6 @@ class EffectKey(str):
 
     __slots__ = ()
 
-    def __new__(cls, key: str) -> Self:
-        return super().__new__(cls, key)
-
     def __await__(self) -> Generator[Any, Any, Self]:
         return self
         yield
@@ -152,8 +149,8 @@ class Recording:
         """The latest attempt that was committed."""
         self.closed: object = self
         """The latest attempt that takes no more effects."""
-        self.turn: tuple[Any, ...] | None = None
-        """A function that returns the name of what is called in turn now, and its arguments."""
+        self.turn: tuple[Any, ...] = tuple, ("step", 0)
+        """A function that returns the recorder of what is called in turn now, and its arguments."""
         self.lock: threading.Lock = threading.Lock()  # worker threads record, too
         self.begin(None)
 
@@ -210,11 +207,11 @@ class Recording:
     def recorder(self) -> Recorder:
         """Return the hook or operation that is called."""
         called = _recorder.get()
-        recorder = called[0] if called is not None and called[1] is self else None
-        if recorder is None and self.turn is not None:
-            find, *args = self.turn
-            recorder = find(*args)
-        return recorder or ("step", 0)
+        if called is not None and called[1] is self:
+            return called[0]
+        find, *args = self.turn
+        recorder: Recorder = find(*args)
+        return recorder
 
     def mark(self) -> int:
         """Return how many effects the attempt has, for `rewind`."""

@@ -118,14 +118,8 @@ class LambdaHook(SessionRunHook):
             InvalidHookError: the name is not a method of a hook, or a function does not take the method's arguments.
             InvalidArgumentError: no function, or options that do not go with those given.
         """
-        given: dict[str, Function | None] = {
-            "begin": begin,
-            "after_create_session": after_create_session,
-            "before_run": before_run,
-            "after_run": after_run,
-            "end": end,
-            "close": close,
-        }
+        in_order = begin, after_create_session, before_run, after_run, end, close
+        given = dict(zip(HOOK_METHODS, in_order, strict=True))
         for wrong in unknown:
             raise _no_such_method(wrong)
         functions = {method: fn for method, fn in given.items() if fn is not None}
