@@ -33,7 +33,7 @@ _LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio"
 _LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
 _BLOCKED_SECS = 0.5
 """How long a block is that is warned of at least; one of twice that time always is."""
-_logger = logging.getLogger("aiohooks")
+logger = logging.getLogger("aiohooks")
 Frames = tuple[types.FrameType, ...]
 
 
@@ -329,7 +329,7 @@ def warn_if_blocked() -> Callable[[], None]:
 
 
 def _warn_of_block(frames: Frames, secs: float) -> bool:
-    _logger.warning(
+    logger.warning(
         "the event loop has been blocked for %.1f s, at %s: nothing else can run meanwhile, no other hook, signal or time limit; "
         "await it, or call it in a thread: in_thread, BlockingHook, asyncio.to_thread (logged once; HookTimingHook finds more)",
         *(secs, user_location(frames)),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -23,8 +22,8 @@ import anyio
 import anyio.to_thread
 
 from aiohooks._aio.clock import current_clock, wait_woken, wake
+from aiohooks._diagnostics import logger
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 make_task: Callable[..., asyncio.Task[Any]] = asyncio.Task
@@ -84,7 +83,7 @@ async def shielded_task(
             if not await _wait_done_uncancelled([task], grace_secs):
                 task.cancel()
                 if not await _wait_done_uncancelled([task], grace_secs):
-                    _logger.warning("%s still runs %s s after its cancellation; continuing without it", what, grace_secs)
+                    logger.warning("%s still runs %s s after its cancellation; continuing without it", what, grace_secs)
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             cancelled.__context__ = error
         elif not task.done():

@@ -19,7 +19,6 @@ class TimerHandle(Protocol):
 
     def cancel(self) -> Any:
         """Cancel the call; harmless if it was already made."""
-        ...
 
 
 class _NoTimer:
@@ -37,11 +36,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the seconds since an arbitrary moment in the past; never decreases."""
-        ...
 
     def call_later(self, secs: float, callback: Callable[[], object], /) -> TimerHandle:
         """Call `callback()` from the event loop after `secs` seconds."""
-        ...
 
 
 class LoopClock:

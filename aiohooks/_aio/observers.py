@@ -40,7 +40,6 @@ class Observer(Protocol):
 
     def started(self, kind: Kind, what: str) -> Observation:
         """Called at the start of an activity."""
-        ...
 
 
 class RunObserver(Observer, Protocol):

@@ -18,7 +18,6 @@ import contextlib
 import dis
 import functools
 import inspect
-import logging
 import sys
 import threading
 import types
@@ -33,10 +32,9 @@ from aiohooks._aio.cancel import retrieve_exception, running_loop, wait_done
 from aiohooks._aio.clock import TimerHandle, call_later, current_clock, monotonic_now, wake
 from aiohooks._aio.contexts import CallContext, Changes, OwnContext, RunScope, copy_back, is_unchanged
 from aiohooks._aio.observers import as_coroutine
-from aiohooks._diagnostics import Awaited, Waiting, describe_suspension
+from aiohooks._diagnostics import Awaited, Waiting, describe_suspension, logger
 from aiohooks.errors import add_origin, contexts, failure_of, flattened, hook_cancelled_error, raise_unchanged, set_context
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 _WAITS = frozenset({"GET_AWAITABLE", "GET_ANEXT", "BEFORE_ASYNC_WITH", "SEND", "YIELD_VALUE"})
@@ -416,7 +414,7 @@ class Overlap(Waiting):
     def _call_failed(self, number: int, error: BaseException) -> None:
         if self._left_behind is not None and number in self._left_behind:
             if not isinstance(error, CancelledError):
-                _logger.error("%s failed after it had been left running", self.describe(number), exc_info=error)
+                logger.error("%s failed after it had been left running", self.describe(number), exc_info=error)
         elif not isinstance(error, CancelledError):
             self._record(number, error)
         elif self._expired is not None and number in self._expired:
@@ -456,7 +454,7 @@ class Overlap(Waiting):
         """Leave calls running that have ignored their cancellation: all, or the only one whose time was up."""
         numbers = [number for number, _, _ in self.unfinished] if only is None else [only]
         names = ", ".join(self.describe(number) for number in numbers)
-        _logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self.grace_secs)
+        logger.warning("%s still runs %s s after its cancellation; continuing without it", names, self.grace_secs)
         self._left_behind = {*(self._left_behind or ()), *numbers}
         for number in numbers:
             _left_running.add(self._tasks[number])
@@ -561,7 +559,7 @@ def keep_errors(raised: BaseException, errors: list[BaseException]) -> None:
         return
     chain = contexts(raised)
     for error in errors:
-        _logger.error("a call failed, but %s is raised instead", type(raised).__name__, exc_info=error)
+        logger.error("a call failed, but %s is raised instead", type(raised).__name__, exc_info=error)
     lost = [error for error in errors if all(error is not one for one in chain)]
     for error in lost:
         for link in contexts(error):  # often raised while the cancel was handled

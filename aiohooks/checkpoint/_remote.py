@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from aiohooks._diagnostics import logger
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._format import DamagedError, FileEntry, Manifest, Name, NewerVersionError, damage_in
 from aiohooks.checkpoint.policies import Checkpoint, KeepPolicy, not_kept
@@ -25,7 +25,6 @@ except ImportError as _missing:
     raise missing_extra("a mirror of checkpoints", "fsspec") from _missing
 
 fsspec: Any = _untyped
-_logger = logging.getLogger("aiohooks")
 
 _MIN_BLOCK_BYTES = 8 << 20
 _MAX_BLOCKS = 5_000
@@ -120,7 +119,7 @@ class RemoteDirectory:
             )
         elif not self._is_new:
             self._is_new = True
-            _logger.warning("mirror %s does not exist: it counts as new, and the first copy makes it; is a mount missing?", url)
+            logger.warning("mirror %s does not exist: it counts as new, and the first copy makes it; is a mount missing?", url)
         names = _format.checkpoint_names(path.rstrip("/").rpartition("/")[2] for path in paths)
         self._listed = set(names) if self.is_there else None
         return names

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import logging
 import queue
 import re
 import threading
@@ -19,7 +18,7 @@ from aiohooks._aio.cancel import new_task, retrieve_exception, to_thread, wait_d
 from aiohooks._aio.clock import Waiters, sleep
 from aiohooks._aio.fork import call_after_fork
 from aiohooks._aio.waits import Backoff
-from aiohooks._diagnostics import Awaited, Waiting
+from aiohooks._diagnostics import Awaited, Waiting, logger
 from aiohooks._validate import check_instance, check_mapping, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import Files
@@ -30,7 +29,6 @@ from aiohooks.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from aiohooks.checkpoint._remote import Alive, RemoteDirectory
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 _READ_ATTEMPTS = 3
@@ -260,7 +258,7 @@ class Copier(Waiting):
                 self._attempt += 1
                 self._failures += 1
                 if self._error is None:
-                    _logger.warning(
+                    logger.warning(
                         "mirror %s: the checkpoint of step %d was not copied (%s); trying again, and training continues",
                         *(self.mirror, pending.checkpoint.step, error),
                     )
@@ -297,14 +295,14 @@ class Copier(Waiting):
             self._replaced += 1
             return
         if self._error is not None:
-            _logger.info("mirror %s: the checkpoint of step %d was copied; it works again", self.mirror, checkpoint.step)
+            logger.info("mirror %s: the checkpoint of step %d was copied; it works again", self.mirror, checkpoint.step)
         self._copied, self._latest_step, self._error = self._copied + written, checkpoint.step, None
         if not written:
             return
         try:
             await self._in_thread(lambda alive: remote.remove_old(keep, name, alive))
         except MirrorError as error:
-            _logger.warning("mirror %s: old checkpoints could not be removed (%s); the next copy tries again", self.mirror, error)
+            logger.warning("mirror %s: old checkpoints could not be removed (%s); the next copy tries again", self.mirror, error)
 
     async def flush(self, secs: float | None) -> bool:
         """Wait until all pending checkpoints have been copied, at most `secs`; return whether they have."""
@@ -317,7 +315,7 @@ class Copier(Waiting):
         complete = await wait_done([self._task], secs)
         if not complete:
             steps = ", ".join(str(each.checkpoint.step) for each in self._waiting)
-            _logger.warning(
+            logger.warning(
                 "mirror %s: not copied within %s s: the checkpoints of the steps %s (%s)",
                 *(self.mirror, secs, steps, self._error or "it is slow"),
             )
@@ -387,7 +385,7 @@ class Copier(Waiting):
             except _MirrorStalledError:
                 raise
             except MirrorError as error:
-                _logger.info("mirror %s: attempt %d failed (%s)", self.mirror, attempt, error)
+                logger.info("mirror %s: attempt %d failed (%s)", self.mirror, attempt, error)
                 await sleep(self.mirror.backoff.pause_secs(attempt))
         return await call()
 

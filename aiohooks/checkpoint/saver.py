@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import errno
 import importlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, SupportsFloat, TypeVar
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, to_thread
 from aiohooks._aio.fork import call_after_fork
-from aiohooks._diagnostics import Awaited, Waiting
+from aiohooks._diagnostics import Awaited, Waiting, logger
 from aiohooks._validate import check_checkpoint_dir, check_instance, check_secs, checked_int
 from aiohooks.checkpoint import _format
 from aiohooks.checkpoint._files import DirectoryLock, FileReader, Files, check_system
@@ -27,7 +26,6 @@ from aiohooks.checkpoint.policies import Checkpoint, KeepNewest, KeepPolicy, not
 from aiohooks.checkpoint.stateful import Stateful, torch_support
 from aiohooks.errors import CheckpointError, CorruptCheckpointError, InvalidArgumentError
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 # How often a reader without the lock starts again because a writer removed what it was reading.
@@ -216,9 +214,9 @@ class Saver(Waiting):
                 damage = await copier.download(name, self._directory.add)
                 if damage is not None:
                     damaged.append(f"{name}: {damage}")
-                    _logger.warning("checkpoint %s in the mirror %s was skipped: %s", name, copier.mirror, damage)
+                    logger.warning("checkpoint %s in the mirror %s was skipped: %s", name, copier.mirror, damage)
                     continue
-                _logger.info("checkpoint %s was downloaded from the mirror %s", name, copier.mirror)
+                logger.info("checkpoint %s was downloaded from the mirror %s", name, copier.mirror)
                 restored = None  # frees its memory
                 restored, error = await self._restore_here(step)
         except MirrorError as failure:
@@ -228,7 +226,7 @@ class Saver(Waiting):
                     f"there is no good checkpoint in {self.checkpoint_dir}, and the mirror {copier.mirror} could not be read: "
                     f"{failure}; try again when it can be, or restore without it",
                 ) from error
-            _logger.warning(
+            logger.warning(
                 "the mirror %s could not be read (%s): continuing with step %d, the newest here",
                 copier.mirror,
                 failure,
@@ -378,7 +376,7 @@ class CheckpointDirectory:
             try:
                 self._files.remove_directory(name, dir_fd=dir_fd)
             except OSError as error:
-                _logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
+                logger.warning("%s is left from an unfinished save and cannot be removed (%s)", name, error)
         return dir_fd, names
 
     # Saving
@@ -475,7 +473,7 @@ class CheckpointDirectory:
                 self._files.rename(name, temporary, dir_fd=dir_fd)
             self._files.remove_directory(temporary, dir_fd=dir_fd)
         except OSError as error:
-            _logger.warning("a failed save left %s behind (%s); the next save tries again to remove it", temporary, error)
+            logger.warning("a failed save left %s behind (%s); the next save tries again to remove it", temporary, error)
 
     def _remove_old(self, dir_fd: int, names: set[str], saved: Checkpoint) -> None:
         """Remove what the policy does not keep. Errors are logged: the new checkpoint is durable."""
@@ -483,17 +481,17 @@ class CheckpointDirectory:
             there = self._sound(dir_fd, names)
             removed = not_kept(self._keep, there, saved)
         except OSError as error:
-            _logger.warning("no old checkpoint is removed: the existing ones could not be read (%s)", error)
+            logger.warning("no old checkpoint is removed: the existing ones could not be read (%s)", error)
             return
         except Exception:
-            _logger.exception("no old checkpoint is removed: the policy %r failed", self._keep)
+            logger.exception("no old checkpoint is removed: the policy %r failed", self._keep)
             return
         if removed:
             judged = [each for each in there if each != saved and each.step]  # an evaluation of the last may be to come
             for metric in self._keep.metrics if judged else ():
                 if metric not in self._missed and not any(metric in each.metrics for each in there):
                     self._missed.add(metric)
-                    _logger.warning(
+                    logger.warning(
                         "%s: no checkpoint has the metric %r by which KeepBest is to keep the best, so it keeps none; give "
                         "metrics={%r: ...} to CheckpointSaverHook, or an EvaluatorHook that returns it and is due when it saves",
                         *(self.path, metric, metric),
@@ -513,7 +511,7 @@ class CheckpointDirectory:
             for temporary in renamed:
                 self._files.remove_directory(temporary, dir_fd=dir_fd)
         except OSError as error:
-            _logger.warning("old checkpoints could not be removed (%s); the next save tries again", error)
+            logger.warning("old checkpoints could not be removed (%s); the next save tries again", error)
 
     # Reading
 
@@ -636,16 +634,16 @@ class CheckpointDirectory:
         self._known.pop(name, None)
         path = self.path / str(name)
         if self._read_only:
-            _logger.warning("checkpoint %s is damaged and was skipped: %s", path, reason)
+            logger.warning("checkpoint %s is damaged and was skipped: %s", path, reason)
             return
         aside = _format.unused_name(f"damaged-{name}", names)
         try:
             self._files.rename(str(name), aside, dir_fd=dir_fd)
             self._files.fs.fsync(dir_fd)
         except OSError as error:
-            _logger.warning("checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason)
+            logger.warning("checkpoint %s is damaged and could not be set aside (%s): %s", path, error, reason)
         else:
-            _logger.warning("checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason)
+            logger.warning("checkpoint %s is damaged and was set aside as %s: %s", path, aside, reason)
 
     def read(self, name: Name) -> dict[str, Any]:
         """Return the state of one checkpoint, and change nothing."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import operator
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohooks._aio.clock import current_clock
+from aiohooks._diagnostics import logger
 from aiohooks.dispatch.calls import HookCalls, Method, OrderGroup, RegisteredHook, bound_method, call_groups, order_groups
 from aiohooks.dispatch.lifecycle import Point
 from aiohooks.errors import (
@@ -31,7 +31,6 @@ from aiohooks.errors import (
     safe_repr,
 )
 
-_logger = logging.getLogger("aiohooks")
 Keywords = Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], Keywords]
 
@@ -198,7 +197,7 @@ class _Race(HookCalls):
     def suppresses(self, number: int, error: BaseException) -> bool:
         is_logged, winner = super().suppresses(number, error), self._winner()
         if not is_logged and winner is not None and isinstance(error, Exception):
-            _logger.error("%s failed, but %s has returned a result", self.describe(number), winner, exc_info=error)
+            logger.error("%s failed, but %s has returned a result", self.describe(number), winner, exc_info=error)
             is_logged = True
         return is_logged
 

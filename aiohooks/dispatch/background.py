@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import logging
 from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +16,9 @@ from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observed_call
+from aiohooks._diagnostics import logger
 from aiohooks.dispatch.calls import CONDITION, HookCalls, HookStatus, Method, OrderGroup, RegisteredHook, bound_method
 from aiohooks.errors import HookGroupClosedError, flattened
-
-_logger = logging.getLogger("aiohooks")
 
 
 class BackgroundCalls:
@@ -238,7 +236,7 @@ class CallQueue:
         """Drop the queued calls and cancel the active one."""
         if not self.calls:
             return
-        _logger.warning("%s has %s background calls left, which are dropped", self._name, len(self.calls))
+        logger.warning("%s has %s background calls left, which are dropped", self._name, len(self.calls))
         self.calls[0].registered.dropped += len(self.calls) - 1
         while len(self.calls) > 1:
             wake(self.calls.pop().done)

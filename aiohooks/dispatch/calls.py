@@ -13,7 +13,6 @@ import asyncio
 import functools
 import inspect
 import itertools
-import logging
 import operator
 import time
 from collections import Counter
@@ -26,13 +25,13 @@ from aiohooks._aio.clock import monotonic_now
 from aiohooks._aio.contexts import OwnContext, current_scope
 from aiohooks._aio.observers import Observer, observed_call
 from aiohooks._aio.overlap import Overlap, RunWaits, can_wait, result_now
+from aiohooks._diagnostics import logger
 from aiohooks._validate import is_coroutine_function
 from aiohooks.dispatch.effects import Recorder, call_as
 from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.dispatch.plain import plain_call, threaded
 from aiohooks.errors import HookTimeoutError, add_note, add_origin, hook_cancelled_error, printable, raise_unchanged, safe_repr
 
-_logger = logging.getLogger("aiohooks")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Method = Callable[..., Awaitable[Any]]
@@ -144,13 +143,13 @@ class RegisteredHook:
         self.overflows += 1
         if is_logged(self.overflows):
             text = "%s: background call dropped, as its on_full says: max_pending=%s are pending; dropped so far: %s"
-            _logger.warning(text, who, self.registration.max_pending, self.overflows)
+            logger.warning(text, who, self.registration.max_pending, self.overflows)
 
     def log_dropped(self, who: str, answer: object, reason: str) -> None:
         """Log that a result does not count, once for each method."""
         if answer is not None and who not in self._logged:
             self._logged.add(who)
-            _logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(answer), reason)
+            logger.warning("%s returned %s, which is dropped: %s", who, safe_repr(answer), reason)
 
     def is_left_out(self) -> bool:
         """Return whether a call does without the hook, as it is disabled; the first one after its `retry_secs` does not."""
@@ -167,7 +166,7 @@ class RegisteredHook:
         self.failures_in_a_row = 0
         if self.disabled_since is not None and self._retry_at is None and self.registration.retry_secs is not None:
             self.disabled_since = None
-            _logger.warning("%s has succeeded and is called again, as its retry_secs says", self.name)
+            logger.warning("%s has succeeded and is called again, as its retry_secs says", self.name)
 
     def retry_later(self) -> None:
         """Let a call try a disabled hook again after its `retry_secs`, if it has any."""
@@ -186,15 +185,15 @@ class RegisteredHook:
         self.failures_in_a_row += 1
         if self.failures == 1:
             add_origin(error, who)  # later ones are often the same error again, which would collect notes
-            _logger.error("%s failed; continuing, as its on_error says: %s", who, self.last_error, exc_info=error)
+            logger.error("%s failed; continuing, as its on_error says: %s", who, self.last_error, exc_info=error)
         elif is_logged(self.failures):
-            _logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, self.failures, error)
+            logger.error("%s failed for the %sth time; continuing, as its on_error says: %r", who, self.failures, error)
         limit, retry = self.registration.disable_after, self.registration.retry_secs
         if limit is not None and self.failures_in_a_row >= limit and self.disabled_since is None:
             self.disabled_since = time.time()
             self.retry_later()
             ends = "any more" if retry is None else f"for {retry:g} s"
-            _logger.warning("%s failed %s times in a row and is not called %s, as its disable_after says", self.name, limit, ends)
+            logger.warning("%s failed %s times in a row and is not called %s, as its disable_after says", self.name, limit, ends)
         return True
 
     def __repr__(self) -> str:

@@ -241,15 +241,12 @@ class Outbox(Protocol):
 
     def take(self, effects: Sequence[Effect]) -> bool:
         """Take the effects of a committed attempt; return whether there are too many."""
-        ...
 
     async def wait_for_room(self) -> None:
         """Wait while there are too many; a stop ends the wait."""
-        ...
 
     def status(self) -> tuple[EffectStatus, ...]:
         """Return the counts of each kind."""
-        ...
 
 
 async def call_as(recorder: Recorder, call: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import types
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -22,6 +21,7 @@ from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, shielded, wait_done
 from aiohooks._aio.clock import wake
 from aiohooks._aio.contexts import OwnContext
 from aiohooks._aio.overlap import keep_errors
+from aiohooks._diagnostics import logger
 from aiohooks._validate import check_callable, check_choice, check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.dispatch.answers import Target, make_target, observe, positional_first, wrapped
 from aiohooks.dispatch.background import BackgroundCalls, raise_failures
@@ -40,7 +40,6 @@ from aiohooks.errors import (
     safe_repr,
 )
 
-_logger = logging.getLogger("aiohooks")
 K = TypeVar("K")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -340,7 +339,7 @@ class HookGroup(Generic[K]):
             else:
                 for failure in failures:
                     add_note(error, f"and then: {failure!r}")
-                    _logger.error("leaving %r failed after %s", self, type(error).__name__, exc_info=failure)
+                    logger.error("leaving %r failed after %s", self, type(error).__name__, exc_info=failure)
         finally:
             error = None
             failures.clear()

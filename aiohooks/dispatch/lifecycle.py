@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import logging
 import types
 import typing
 from collections import Counter
@@ -12,6 +11,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from aiohooks._diagnostics import logger
 from aiohooks._validate import check_choice, check_instance, check_mapping, is_coroutine_function
 from aiohooks.dispatch.calls import RegisteredHook
 from aiohooks.dispatch.hook import HookRegistration, hook_name, registration_of
@@ -21,7 +21,6 @@ from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean
 How = Literal["first", "chain", "wrap", "together", "race", "merge"]
 """How the results of several hooks become one; see `point`."""
 F = TypeVar("F", bound=Callable[..., Any])
-_logger = logging.getLogger("aiohooks")
 _MARK = "__aiohooks_point__"
 _ABSTRACT = "__isabstractmethod__"
 NO_VALUE = object()
@@ -347,7 +346,7 @@ class Lifecycle:
                         f"did you mean {known!r}? A helper's name begins with an underscore"
                     )
         if others and self._in_group and self.has_member(hook):
-            _logger.warning(
+            logger.warning(
                 "a group does not call %s of %s, as %s has none; if something calls them, give methods=%s",
                 ", ".join(others), hook_name(hook), self.kind.__name__, tuple(others),
             )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import secrets
 import signal
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from aiohooks._aio.cancel import current_task, shielded, wait_done
 from aiohooks._aio.clock import sleep, wake
 from aiohooks._aio.waits import Backoff
+from aiohooks._diagnostics import logger
 from aiohooks._validate import (
     call_error,
     check_callable,
@@ -43,7 +43,6 @@ from aiohooks.session.signals import SignalPolicy, StopOnSignal, may_handle
 from aiohooks.stores import StepStore, open_step_store
 from aiohooks.stores.open import RUN_VARIABLE, URL_VARIABLE
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 
@@ -233,7 +232,7 @@ async def launch(
             try:
                 await shielded(store.forget(), grace_secs=spec.stop_grace_secs, what=f"forgetting the run {store.run}")
             except StoreUnavailableError as error:
-                _logger.warning("the run %s could not be deleted: %s", store.run, error)
+                logger.warning("the run %s could not be deleted: %s", store.run, error)
         await store.aclose()
 
 
@@ -281,7 +280,7 @@ async def supervise(
                     return results[-1]  # the next chief has finished meanwhile
                 raise
             secs = spec.backoff.pause_secs(attempt)
-            _logger.warning("%s; restarting it in %.1f s, attempt %d", reason, secs, attempt + 1)
+            logger.warning("%s; restarting it in %.1f s, attempt %d", reason, secs, attempt + 1)
             await sleep(secs)
             attempt += 1
 
@@ -313,7 +312,7 @@ async def _term_of(store: StepStore | None) -> int:
     try:
         report = None if store is None else await store.inspect()
     except StoreUnavailableError as error:
-        _logger.warning("cannot read whether the chief has a successor: %s", error)
+        logger.warning("cannot read whether the chief has a successor: %s", error)
     return 0 if report is None else report.term
 
 

@@ -58,15 +58,12 @@ class RecordSink(Protocol):
 
     def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
         """Open it to continue after `step`; return what is to be written first, of `restored` what may be missing."""
-        ...
 
     def write(self, records: list[Record]) -> None:
         """Append the records."""
-        ...
 
     def close(self) -> None:
         """Close it; do nothing if it is closed."""
-        ...
 
 
 class WritingHook(FetchingHook):

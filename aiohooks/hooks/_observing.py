@@ -19,7 +19,7 @@ from aiohooks.graph.graph import Node
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.stores._protocol import Position
 
-_logger = logging.getLogger("aiohooks.hooks")
+logger = logging.getLogger("aiohooks.hooks")
 T = TypeVar("T")
 _RATE_WINDOW_SECS, _RATE_INTERVAL_SECS = 10.0, 0.2
 
@@ -196,7 +196,7 @@ class BackgroundWriter(ThreadQueue[T]):
             self._failure = self._failure or error
         elif self.lost == len(items):
             message = "%s cannot be written; continuing without these records"
-            return functools.partial(_logger.error, message, self._what, exc_info=error)
+            return functools.partial(logger.error, message, self._what, exc_info=error)
         return None
 
     def raise_failure(self) -> None:
@@ -226,5 +226,5 @@ class BackgroundWriter(ThreadQueue[T]):
         if not self.finish().done():  # the thread was started
             await to_thread(self.join)
         if self.lost and not self._raises:
-            _logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
+            logger.warning("%s: %d records were lost to failed writes", self._what, self.lost)
         self.raise_failure()

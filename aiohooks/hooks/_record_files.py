@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import json
-import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,13 +13,13 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from aiohooks._validate import describe_value, scalar
 from aiohooks.errors import InvalidArgumentError, did_you_mean
+from aiohooks.hooks._observing import logger
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_logger = logging.getLogger("aiohooks.hooks")
 _MOVE = "move it away, or give another path"
 FIRST_COLUMNS = ("step", "time")
 
@@ -197,7 +196,7 @@ class LineFile:
                     f"{self.path} is being written by another hook or process; give each of them a path of its own"
                 ) from None
             except OSError as error:
-                _logger.debug("%s cannot be locked: %s", self.path, error)  # some network file systems
+                logger.debug("%s cannot be locked: %s", self.path, error)  # some network file systems
             self._file = file
         return self._file
 
@@ -267,7 +266,7 @@ class RecordFile(LineFile):
                 aside.write(dropped if dropped.endswith(b"\n") else dropped + b"\n")
                 aside.flush()
                 os.fsync(aside.fileno())
-            _logger.warning(
+            logger.warning(
                 "%s: removed %d lines that do not belong before step %d (torn by a crash, or of steps that are run again); "
                 "they are in %s.dropped",
                 *(self.path, dropped.count(b"\n") or 1, step + 1, self.path),

@@ -52,11 +52,9 @@ class Shown(Protocol):
 
     def position(self) -> str:
         """Return the step, and the total if there is one."""
-        ...
 
     def speed(self) -> str:
         """Return the rate, or how the run ended."""
-        ...
 
 
 class ProgressRenderer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -21,14 +20,13 @@ from aiohooks.dispatch.calls import only_if
 from aiohooks.dispatch.effects import LATE
 from aiohooks.errors import CheckpointError, FetchError, InvalidArgumentError, add_note, hook_cancelled_error, safe_repr
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.hooks.effects import EffectsHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
-
-_logger = logging.getLogger("aiohooks.hooks")
 
 
 class CheckpointSaverListener:
@@ -184,7 +182,7 @@ class CheckpointSaverHook(ScheduledHook):
         if session.restored is not None:
             self._last = session.restored.checkpoint
         elif first and (checkpoints := await self._saver.checkpoints()):
-            _logger.warning(
+            logger.warning(
                 "%s has a checkpoint of step %d, and this session begins at step %d without it; "
                 "to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
                 *(Path(self._saver.checkpoint_dir), checkpoints[0].step, step),
@@ -286,7 +284,7 @@ class CheckpointSaverHook(ScheduledHook):
         # In another epoch, a recovery reset the step and then failed, perhaps with only a part of the state restored.
         if epoch == self._epoch and not self._is_saved(step):
             if step != self._seen_step:
-                _logger.warning(
+                logger.warning(
                     "step %d is saved, and after_run of this step has not ended for all hooks: what they keep of it, such as "
                     "records, may be missing when the run is resumed",
                     step,
@@ -393,7 +391,7 @@ class CheckpointSaverHook(ScheduledHook):
         if self._consecutive_failures > self._tolerated_failures:
             self._record_failure(error)
         else:
-            _logger.error("saving step %d failed; continuing, because of on_save_error", step, exc_info=error)
+            logger.error("saving step %d failed; continuing, because of on_save_error", step, exc_info=error)
 
     def _record_failure(self, error: Exception) -> None:
         if self._failure is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import math
 import os
 from collections import Counter, deque
@@ -38,10 +37,9 @@ from aiohooks.dispatch.calls import is_logged
 from aiohooks.dispatch.effects import Effect, EffectStatus, Recording, payload_copy
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, StopRequestedError, add_note, printable, safe_repr
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.session.coordinator import Coordinator, owner_of
 from aiohooks.session.hook import SessionRunHook
-
-_logger = logging.getLogger("aiohooks.hooks")
 
 Handler = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect; it returns when that is done, and raises if it is to be repeated."""
@@ -142,7 +140,7 @@ class EffectsHook(SessionRunHook, Waiting):
         self._grace_secs = DEFAULT_GRACE_SECS
         self._context = Context()
         self._progress = Waiters()
-        self._log = WaitLog(_logger, current_clock(), self._describe_deliveries)
+        self._log = WaitLog(logger, current_clock(), self._describe_deliveries)
 
     # -- the life of a session
 
@@ -199,7 +197,7 @@ class EffectsHook(SessionRunHook, Waiting):
             what = "the next process delivers those that its checkpoint has, and makes the steps of the others again"
             if not self._is_saved:
                 what = "they are lost, as no checkpoint has them"
-            _logger.warning("effects that were not delivered: %s; %s", _counted(left), what)
+            logger.warning("effects that were not delivered: %s; %s", _counted(left), what)
 
     # -- the outbox
 
@@ -277,7 +275,7 @@ class EffectsHook(SessionRunHook, Waiting):
             kind.ready = deque(one for one in kept if one.effect.kind == name and one.number not in unsaved)
         still = {one.effect.key for one in kept}
         if undone := [one for key, one in before.items() if key not in still]:
-            _logger.warning("effects of steps that are undone are dropped: %s", _counted(undone))
+            logger.warning("effects of steps that are undone are dropped: %s", _counted(undone))
         self.recording.run = self._given_run or state.get("run", self.recording.run)
         self.recording.last = state.get("step", 0), state.get("resets", 0), dict(state.get("counts", {}))
         self._loaded = True
@@ -344,7 +342,7 @@ class EffectsHook(SessionRunHook, Waiting):
         tried = f"delivery of {one.effect.key} failed, in attempt {kind.attempts} and after {secs_text(now - kind.failing_since)}"
         if is_logged(kind.failures) or (kind.attempts > 1 and is_logged(kind.attempts)):
             behind = f"{len(kind.ready) - 1} of {name!r} wait behind it"
-            _logger.warning("%s; %s: %s", tried, behind, kind.last_error, exc_info=error if kind.failures == 1 else None)
+            logger.warning("%s; %s: %s", tried, behind, kind.last_error, exc_info=error if kind.failures == 1 else None)
         if kind.attempts == self._max_attempts and self._coord is not None:
             kind.given_up = True
             add_note(error, f"{tried}; max_attempts={self._max_attempts}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, ClassVar, Never
 
@@ -12,11 +11,11 @@ from aiohooks._validate import call_error, check_callable, check_instance, check
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, did_you_mean, is_clean_end, next_feed, safe_repr
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import HOOK_METHODS, SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
-_logger = logging.getLogger("aiohooks.hooks")
 Feeds = Mapping[Any, Any] | None
 
 
@@ -66,7 +65,7 @@ class FinalOpsHook(SessionRunHook):
             self.final_ops_values = await session.run(self._final_ops, feed_dict=self._feed_dict)
         except Exception as error:
             if is_clean_end(error):
-                _logger.warning(
+                logger.warning(
                     "final ops %r ended with %s: they must not read input, which has ended", self._final_ops, safe_repr(error)
                 )
             raise

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from aiohooks._validate import check_secs, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
-
-_logger = logging.getLogger("aiohooks.hooks")
 
 
 class GlobalStepWaiterHook(SessionRunHook):
@@ -61,7 +58,7 @@ class GlobalStepWaiterHook(SessionRunHook):
         store = run_context.session.global_step
         step = store.latest.step
         if step < self.wait_until_step:
-            _logger.info("waiting for global step %d before starting, now at %d", self.wait_until_step, step)
+            logger.info("waiting for global step %d before starting, now at %d", self.wait_until_step, step)
             step = await self._coord.until(store.wait_for(self.wait_until_step, timeout=self._timeout))
         self.started_at = step
         return None

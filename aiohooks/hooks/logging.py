@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, cast
@@ -12,12 +11,11 @@ from aiohooks._validate import check_callable, check_choice, check_instance, sca
 from aiohooks.errors import InvalidArgumentError, NanLossDuringTrainingError, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
-from aiohooks.hooks._observing import Values, checked_values
+from aiohooks.hooks._observing import Values, checked_values, logger
 from aiohooks.hooks.every import Every, EveryTimer, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
-_logger = logging.getLogger("aiohooks.hooks")
 _MAX_WARNINGS = 5
 Formatter = Callable[[dict[str, Any]], str]
 
@@ -62,7 +60,7 @@ class StepCounterHook(ScheduledHook):
         step = run_context.global_step
         if step == self._last_step and self._warnings < _MAX_WARNINGS:
             self._warnings += 1
-            _logger.warning(
+            logger.warning(
                 "the global step (%d) has not been increased by this run; is the train operation among the fetches?", step
             )
         self._last_step = step
@@ -72,7 +70,7 @@ class StepCounterHook(ScheduledHook):
         secs, steps = self._timer.mark(step, now)
         if secs > 0:
             rate = self.steps_per_sec = steps / secs
-            _logger.info("global_step/sec: %.6g (at step %d)", rate, step)
+            logger.info("global_step/sec: %.6g (at step %d)", rate, step)
             if self._on_rate is not None:
                 self._on_rate(step, rate)
 
@@ -123,7 +121,7 @@ class NanHook(SessionRunHook):
         message = f"model diverged with {self._value!r} = {bad} at step {run_context.global_step}"
         if self._fail:
             raise NanLossDuringTrainingError(message)
-        _logger.warning("%s", message)
+        logger.warning("%s", message)
         run_context.request_stop(message)
 
 
@@ -203,10 +201,10 @@ class LoggingHook(FetchingHook):
         now = self._clock.now()
         previous, self._logged_at = self._logged_at, now
         if self._formatter is not None:
-            _logger.info("%s", self._formatter(values))
+            logger.info("%s", self._formatter(values))
             return
         line = f"step {step}: " + ", ".join(f"{tag} = {_text(value)}" for tag, value in values.items())
-        _logger.info("%s", line if previous is None else f"{line} ({now - previous:.3f} sec)")
+        logger.info("%s", line if previous is None else f"{line} ({now - previous:.3f} sec)")
 
 
 def _text(value: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cProfile
-import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_choice, check_instance, checked_int, checked_path
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import Sampling, write_whole
+from aiohooks.hooks._observing import Sampling, logger, write_whole
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
@@ -20,7 +19,6 @@ from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunV
 if TYPE_CHECKING:
     from aiohooks.hooks._pyinstrument import SampledProfile
 
-_logger = logging.getLogger("aiohooks.hooks")
 _active: list[ProfilerHook] = []
 """The hook that is profiling; at most one in the process, of any session."""
 
@@ -146,7 +144,7 @@ class ProfilerHook(ScheduledHook):
                 _active.append(self)
                 self._profile, self._first_step, self._left = profile, None, self._window_steps
                 return
-        _logger.warning("step %d is not profiled: another profiler is active (%s)", step, other)
+        logger.warning("step %d is not profiled: another profiler is active (%s)", step, other)
 
     def _stop(self) -> _CountedProfile | SampledProfile | None:
         profile, self._profile = self._profile, None
@@ -164,7 +162,7 @@ class ProfilerHook(ScheduledHook):
         await to_thread(write_whole, path, profile.write)
         self.captures.append(path)
         self._captured += 1
-        _logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
+        logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
 
     def __repr__(self) -> str:
         return f"ProfilerHook({self.output_dir!r}, every={self._every}, window_steps={self._window_steps})"

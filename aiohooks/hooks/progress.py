@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal
+from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal, logger
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -24,7 +23,6 @@ from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunH
 if TYPE_CHECKING:
     from aiohooks.hooks._rich import ProgressRenderer
 
-_logger = logging.getLogger("aiohooks.hooks")
 _GRACE_SECS = 10.0
 _REFRESH_SECS = 0.1
 """How often the bar is updated, and its values fetched."""
@@ -132,7 +130,7 @@ class ProgressHook(SessionRunHook):
             try:
                 from aiohooks.hooks import _rich
             except ImportError as error:
-                _logger.info("progress is shown as plain lines: %s", error)
+                logger.info("progress is shown as plain lines: %s", error)
             else:
                 self._renderer = _rich.renderer_of(self._file)
                 self._sampling = Sampling(Every(secs=_REFRESH_SECS), first=True)
@@ -204,7 +202,7 @@ class ProgressHook(SessionRunHook):
             await to_thread(write, *args, grace_secs=_GRACE_SECS)
         except (OSError, ValueError) as error:  # the other end or the file was closed
             self._broken = True
-            _logger.warning("progress cannot be shown any more: %r", error)
+            logger.warning("progress cannot be shown any more: %r", error)
 
     def _write_line(self, line: str) -> None:
         self._file.write(line.replace("\n", " ").replace("\x1b", "?") + "\n")

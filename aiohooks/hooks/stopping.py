@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -16,11 +15,10 @@ from aiohooks.errors import FetchError, InvalidArgumentError, StopRequestedError
 from aiohooks.graph.graph import Node
 from aiohooks.graph.session import Session
 from aiohooks.hooks._fetching import FetchingHook
+from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-_logger = logging.getLogger("aiohooks.hooks")
 
 
 class StopAtStepHook(SessionRunHook):
@@ -389,7 +387,7 @@ class EarlyStoppingHook(FetchingHook):
             self._since = self._since or (step, now)
         if self.reason is None and (cause := self._stop_cause(step, number, now)) is not None:
             self.reason = f"early stopping at step {step}: {self._value_name} = {number:g}{cause}"
-            _logger.info("%s", self.reason)
+            logger.info("%s", self.reason)
             if self._coord is not None:
                 self._coord.request_stop(self.reason)
 
@@ -433,7 +431,7 @@ class EarlyStoppingHook(FetchingHook):
         if missing:
             raise InvalidArgumentError(f"the state of an EarlyStoppingHook has no {', '.join(sorted(missing))}; it has {state!r}")
         if (state["monitor"], state["mode"]) != (self._value_name, self._mode):
-            _logger.warning(
+            logger.warning(
                 "early stopping starts its counts again: the saved state is of %r (%s), it now monitors %r (%s)",
                 *(state["monitor"], state["mode"], self._value_name, self._mode),
             )
@@ -447,7 +445,7 @@ class EarlyStoppingHook(FetchingHook):
         self._since = None if state["since_step"] is None else (state["since_step"], now - state["since_secs"])
         super().load_state_dict(state["timer"])
         if self.reason is not None and state["ended"] and not in_recovery:
-            _logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
+            logger.info("resuming a run that had ended: %s; its patience starts again", self.reason)
             self.reason, self.waited, self._since = None, 0, None
 
     def __repr__(self) -> str:

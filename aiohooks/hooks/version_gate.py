@@ -14,6 +14,7 @@ from aiohooks._validate import check_instance, check_secs
 from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError, StepResetError, is_clean_end
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.stores import Position, StepStore
@@ -21,8 +22,6 @@ from aiohooks.stores._protocol import checked_step
 from aiohooks.stores.base import publishers_of
 from aiohooks.stores.publishers import current_publisher, publisher_summary, shortened
 from aiohooks.version_gate.gate import NotNeeded
-
-_logger = logging.getLogger("aiohooks.hooks")
 
 
 class VersionGateHook(SessionRunHook):
@@ -112,7 +111,7 @@ class VersionGateHook(SessionRunHook):
         """
         if self._is_too_far_ahead(run_context):
             step, seen = run_context.global_step, self.versions.latest.step
-            _logger.info("step %d waits for version %d, now at %d", step, self._member.wanted, seen)
+            logger.info("step %d waits for version %d, now at %d", step, self._member.wanted, seen)
             began = self._clock.now()
             self.waits += 1
             try:
@@ -162,7 +161,7 @@ class VersionGateHook(SessionRunHook):
                 try:
                     await member.wait.result_of(self._wait_for_version(wanted, self.versions.latest.epoch, secs))
                 except StepResetError as reset:
-                    _logger.info("%s: the step counts as equal to the version from now on", reset)
+                    logger.info("%s: the step counts as equal to the version from now on", reset)
                 except NotNeeded:
                     pass  # its run counts as that of a session that has left
                 finally:
@@ -281,7 +280,7 @@ class _Sessions:
         if not self._members:
             if not self._warned:
                 self._warned = True
-                _logger.warning("%s; nothing is made for it any more", self._describe_waits())
+                logger.warning("%s; nothing is made for it any more", self._describe_waits())
             return
         left = next((one for one in self._left if one.position <= version + one.max_lag), None)
         if self._missing:
@@ -292,7 +291,7 @@ class _Sessions:
             return
         member = min(self._members, key=lambda member: member.position + member.taken_over)
         if not any(member.taken_over for member in self._members):
-            _logger.info("%s: %s makes a run in their place", self._describe_waits(), member.name)
+            logger.info("%s: %s makes a run in their place", self._describe_waits(), member.name)
         member.take_over()
 
     def _drop_old_epoch(self) -> None:

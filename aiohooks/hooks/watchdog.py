@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import math
 import traceback
 from collections import deque
@@ -17,13 +16,13 @@ from aiohooks._diagnostics import BlockedLoopWatch, Frames, format_tasks, secs_t
 from aiohooks._validate import check_choice, check_secs
 from aiohooks.errors import SessionStalledError, add_note
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.hooks.checkpoint_saver import CheckpointSaverHook
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import HOOK_METHODS, SessionRunContext, SessionRunHook
 from aiohooks.session.status import Activity, SessionStatus
 
-_logger = logging.getLogger("aiohooks.hooks")
 _MAX_STALLS = 100
 _MAX_OTHER_TASKS = 20
 
@@ -234,7 +233,7 @@ class WatchdogHook(SessionRunHook):
 
     def _report(self, stall: Stall, summary: str, why: str = "") -> None:
         self.stalls.append(stall)
-        _logger.error("the session stalls: %s", stall.report)
+        logger.error("the session stalls: %s", stall.report)
         if self._coord is None or self._on_stall == "report":
             return
         reason = f"the session stalls: {summary}"

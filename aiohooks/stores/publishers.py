@@ -151,7 +151,6 @@ class PublisherWatcher(Protocol):
 
     def on_held_up(self) -> None:
         """Called when a publisher begins to wait between its runs, and may advance the store no more until that ends."""
-        ...
 
 
 class Publishers:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import functools
 import json
-import logging
 import os
 import threading
 from collections import deque
@@ -20,13 +19,11 @@ from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import add_note
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_values, write_whole
+from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_values, logger, write_whole
 from aiohooks.hooks._record_files import LineFile, Record, json_line
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-_logger = logging.getLogger("aiohooks.hooks")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,7 +178,7 @@ class TrackerHook(SessionRunHook):
         ended = sender.close_after(exc)
         try:
             if not await wait_done([ended], self._drain_secs):
-                _logger.warning(
+                logger.warning(
                     "%r: %r %s %s s after the end of the session; continuing without it",
                     *(self, self.tracker, sender.current_call(), self._drain_secs),
                 )
@@ -212,7 +209,7 @@ class TrackerHook(SessionRunHook):
         if not is_logged(count, len(records)):
             return None
         return functools.partial(
-            _logger.warning,
+            logger.warning,
             "%r: the metrics of %d steps, step %d the last, could not be sent: %s; they are in %s, for send_unsent",
             *(self, count, records[-1].step, reason, self.unsent_path),
         )
@@ -314,7 +311,7 @@ class Sender(ThreadQueue[Record | Restart]):
     def _start(self, restart: Restart) -> int:
         last = self._tracker.start(restart.after)
         if last > restart.after:
-            _logger.warning(
+            logger.warning(
                 "%r has metrics up to step %d already, and this run continues after step %d: steps up to %d are not sent again",
                 *(self._tracker, last, restart.step, last),
             )
@@ -336,7 +333,7 @@ class Sender(ThreadQueue[Record | Restart]):
         try:
             self._tracker.close(self._error)
         except BaseException as error:
-            _logger.error("%r was not closed: %r", self._tracker, error, exc_info=error)
+            logger.error("%r was not closed: %r", self._tracker, error, exc_info=error)
 
 
 # -- what could not be sent: a file, each line of which is a JSON object
@@ -413,7 +410,7 @@ def read_unsent(path: str) -> list[Record]:
                     metrics = {tag: float(value) for tag, value in line["metrics"].items()}
                     found[line["step"]] = Record(line["step"], float(line["time"]), metrics)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
-                _logger.warning("%s: line %d is left out, it is torn or of another kind: %r", path, number, error)
+                logger.warning("%s: line %d is left out, it is torn or of another kind: %r", path, number, error)
     return [found[step] for step in sorted(found)]
 
 
@@ -424,7 +421,7 @@ class UnsentFile(LineFile):
         """Return the last step of the metrics in the file; -1 if there are none."""
         steps = [record.step for record in read_unsent(self.path)] if os.path.exists(self.path) else []
         if steps:
-            _logger.warning("%s has the metrics of %d steps, which were not sent; send_unsent sends them", self.path, len(steps))
+            logger.warning("%s has the metrics of %d steps, which were not sent; send_unsent sends them", self.path, len(steps))
         return max(steps, default=-1)
 
     def write(self, lines: list[dict[str, Any]]) -> None:

@@ -22,12 +22,9 @@ class Tracker(Protocol):
             later steps drops that, and returns `step`; another one returns its last step if that is later, so that no step is
             there twice.
         """
-        ...
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
         """Store the metrics of a step; `time` is the Unix time at which they were taken."""
-        ...
 
     def close(self, error: BaseException | None) -> None:
         """Called once at the end, also without `start`; `error` is the one that ended the session, None after a clean end."""
-        ...
