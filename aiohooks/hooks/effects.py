@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS, new_task, wait_done
 from aiohooks._aio.clock import Waiters, current_clock, sleep
@@ -43,6 +44,8 @@ from aiohooks.session.hook import SessionRunHook
 
 Handler = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect; it returns when that is done, and raises if it is to be repeated."""
+_Pending: TypeAlias = OrderedDict[int, Effect]
+"""Effects that are not delivered, by their places in the order of all kinds."""
 
 
 class EffectsHook(SessionRunHook, Waiting):
@@ -122,7 +125,7 @@ class EffectsHook(SessionRunHook, Waiting):
 
     def _reset(self) -> None:
         self._kinds = {kind: _Kind(handler) for kind, handler in self._handlers.items()}
-        self._unsaved: deque[_Pending] = deque()
+        self._unsaved: _Pending = OrderedDict()
         """The effects that wait for a checkpoint; the others are in `ready` of their kinds."""
         self._last = 0
         """The number of the effect that was taken last."""
@@ -197,7 +200,7 @@ class EffectsHook(SessionRunHook, Waiting):
             what = "the next process delivers those that its checkpoint has, and makes the steps of the others again"
             if not self._is_saved:
                 what = "they are lost, as no checkpoint has them"
-            logger.warning("effects that were not delivered: %s; %s", _counted(left), what)
+            logger.warning("effects that were not delivered: %s; %s", _counted(left.values()), what)
 
     # -- the outbox
 
@@ -205,7 +208,7 @@ class EffectsHook(SessionRunHook, Waiting):
         """Take the effects of a committed attempt; return whether too many can be delivered and are not."""
         for one in effects:
             self._last += 1
-            self._unsaved.append(_Pending(one, self._last))
+            self._unsaved[self._last] = one
         if self._at_commit:
             self.release(self._last)
         return not self._has_room()
@@ -236,16 +239,16 @@ class EffectsHook(SessionRunHook, Waiting):
 
     def release(self, mark: int) -> None:
         """Deliver what was taken up to `mark`."""
-        while self._unsaved and self._unsaved[0].number <= mark:
-            one = self._unsaved.popleft()
-            self._kinds[one.effect.kind].ready.append(one)
+        while self._unsaved and next(iter(self._unsaved)) <= mark:
+            number, one = self._unsaved.popitem(last=False)
+            self._kinds[one.kind].ready[number] = one
         self._deliver()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the effects that are not delivered, and what the keys of the next ones depend on."""
         if self.recording.committed is self.recording.context:
             self.recording.end()
-        effects = [[one.effect.kind, one.effect.key, one.effect.step, one.effect.payload] for one in self._pending()]
+        effects = [[one.kind, one.key, one.step, one.payload] for one in self._pending().values()]
         step, resets, counts = self.recording.last
         return {"run": self.recording.run, "step": step, "resets": resets, "counts": counts, "pending": effects}
 
@@ -263,31 +266,31 @@ class EffectsHook(SessionRunHook, Waiting):
                 f"the checkpoint has effects of the kinds {unknown} that were not delivered, and EffectsHook has no handlers for "
                 "them: add these; one that does nothing drops them"
             )
-        before = {one.effect.key: one for one in self._pending()}
+        before, keys = self._pending(), {one.key for one in effects}
         if self._coord is None:
-            kept = [_Pending(one, number) for number, one in enumerate(effects, 1)]
+            kept = dict(enumerate(effects, 1))
             self._last = self._marked = len(kept)
         else:
-            kept = [before[one.key] for one in effects if one.key in before]
-        unsaved = {one.number for one in self._unsaved}
-        self._unsaved = deque(one for one in kept if one.number in unsaved)
-        for name, kind in self._kinds.items():
-            kind.ready = deque(one for one in kept if one.effect.kind == name and one.number not in unsaved)
-        still = {one.effect.key for one in kept}
-        if undone := [one for key, one in before.items() if key not in still]:
+            kept = {number: one for number, one in before.items() if one.key in keys}
+        unsaved, self._unsaved = self._unsaved, OrderedDict()
+        for kind in self._kinds.values():
+            kind.ready = OrderedDict()
+        for number, one in kept.items():
+            (self._unsaved if number in unsaved else self._kinds[one.kind].ready)[number] = one
+        if undone := [one for one in before.values() if one.key not in keys]:
             logger.warning("effects of steps that are undone are dropped: %s", _counted(undone))
         self.recording.run = self._given_run or state.get("run", self.recording.run)
         self.recording.last = state.get("step", 0), state.get("resets", 0), dict(state.get("counts", {}))
         self._loaded = True
 
-    def _pending(self) -> list[_Pending]:
+    def _pending(self) -> dict[int, Effect]:
         """Return what is not delivered, in order."""
-        ready = (one for kind in self._kinds.values() for one in kind.ready)
-        return sorted((*ready, *self._unsaved), key=lambda one: one.number)
+        waiting = (self._unsaved, *(kind.ready for kind in self._kinds.values()))
+        return dict(sorted(itertools.chain.from_iterable(one.items() for one in waiting)))
 
     def status(self) -> tuple[EffectStatus, ...]:
         """Return the counts of each kind, as `session.status().effects` does."""
-        unsaved = Counter(one.effect.kind for one in self._unsaved)
+        unsaved = Counter(one.kind for one in self._unsaved.values())
         return tuple(
             EffectStatus(name, len(kind.ready) + unsaved[name], unsaved[name], kind.delivered, kind.failures, kind.last_error)
             for name, kind in self._kinds.items()
@@ -306,10 +309,10 @@ class EffectsHook(SessionRunHook, Waiting):
         """Deliver what is ready of a kind, one effect after the other."""
         try:
             while kind.ready and not kind.given_up:
-                one = kind.ready[0]
+                number, one = next(iter(kind.ready.items()))
                 self._log.begin(kind)
                 # A copy: what a handler does to it is neither repeated nor in a checkpoint.
-                given = dataclasses.replace(one.effect, payload=payload_copy(one.effect.payload, "payload"))
+                given = dataclasses.replace(one, payload=payload_copy(one.payload, "payload"))
                 wait = Wait[object](f"delivery of {given.key}", self._grace_secs / 2)  # `close` has the grace period in all
                 try:
                     await wait.result_of(kind.handler(given))
@@ -324,22 +327,21 @@ class EffectsHook(SessionRunHook, Waiting):
                     self._log.end(kind)
                 kind.attempts = 0
                 kind.delivered += 1
-                self._changed = self._changed or one.number <= self._marked
-                if kind.ready and kind.ready[0] is one:  # else its step was undone meanwhile
-                    kind.ready.popleft()
+                self._changed = self._changed or number <= self._marked
+                kind.ready.pop(number, None)  # there is none if its step was undone meanwhile
                 self._progress.wake()
         finally:
             kind.task = None
             self._progress.wake()
 
-    def _note_failure(self, name: str, kind: _Kind, one: _Pending, error: BaseException) -> None:
+    def _note_failure(self, name: str, kind: _Kind, one: Effect, error: BaseException) -> None:
         kind.attempts += 1
         kind.failures += 1
         kind.last_error = printable(safe_repr(error))
         now = current_clock().now()
         if kind.attempts == 1:
             kind.failing_since = now
-        tried = f"delivery of {one.effect.key} failed, in attempt {kind.attempts} and after {secs_text(now - kind.failing_since)}"
+        tried = f"delivery of {one.key} failed, in attempt {kind.attempts} and after {secs_text(now - kind.failing_since)}"
         if is_logged(kind.failures) or (kind.attempts > 1 and is_logged(kind.attempts)):
             behind = f"{len(kind.ready) - 1} of {name!r} wait behind it"
             logger.warning("%s; %s: %s", tried, behind, kind.last_error, exc_info=error if kind.failures == 1 else None)
@@ -372,20 +374,11 @@ class EffectsHook(SessionRunHook, Waiting):
         return Awaited("calls", "", by=lambda: calls, needs="any") if calls and method == "_wait_until" else None
 
     def _describe_deliveries(self) -> str:
-        active = [kind.ready[0].effect.key for kind in self._kinds.values() if kind.task is not None and kind.ready]
+        active = [next(iter(kind.ready.values())).key for kind in self._kinds.values() if kind.task is not None and kind.ready]
         return f"delivering {', '.join(active)}" if active else ""
 
     def __repr__(self) -> str:
         return f"EffectsHook({list(self._handlers)}, when={'commit' if self._at_commit else 'checkpoint'!r})"
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Pending:
-    """An effect that is not delivered."""
-
-    effect: Effect
-    number: int
-    """Its place in the order of all kinds."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -393,7 +386,7 @@ class _Kind:
     """The effects of one kind that can be delivered, and how that goes."""
 
     handler: Handler
-    ready: deque[_Pending] = dataclasses.field(default_factory=deque[_Pending])
+    ready: _Pending = dataclasses.field(default_factory=OrderedDict[int, Effect])
     task: asyncio.Task[None] | None = None
     delivered: int = 0
     failures: int = 0
@@ -404,6 +397,6 @@ class _Kind:
     given_up: bool = False
 
 
-def _counted(pending: Iterable[_Pending]) -> str:
+def _counted(effects: Iterable[Effect]) -> str:
     """Return how many effects there are of each kind."""
-    return ", ".join(f"{count} of {kind!r}" for kind, count in Counter(one.effect.kind for one in pending).items())
+    return ", ".join(f"{count} of {kind!r}" for kind, count in Counter(one.kind for one in effects).items())

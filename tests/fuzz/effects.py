@@ -376,7 +376,7 @@ def _take_all(original: Any, self: Any) -> None:
 
 def _ignore_failure(original: Any, self: Any, name: str, kind: Any, one: Any, error: Exception) -> None:
     original(self, name, kind, one, error)
-    kind.ready.popleft()
+    kind.ready.popitem(last=False)
 
 
 def _load_all(original: Any, self: Any, state: Any) -> None:
