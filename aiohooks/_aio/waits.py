@@ -20,10 +20,9 @@ from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import wait_done
 from aiohooks._aio.clock import NO_TIMER, Clock, TimerHandle, Waiters, current_clock
-from aiohooks._diagnostics import secs_text
+from aiohooks._diagnostics import logger, secs_text
 from aiohooks._validate import check_secs
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 _NOTICE_SECS = 1.0
@@ -112,7 +111,7 @@ class LongWaitLog:
         if not self._logged.issuperset(awaited):
             self._logged.update(awaited)
             secs = self._clock.now() - self._began
-            _logger.warning("%s: has waited %s for %s", self._what, secs_text(secs), "; ".join(awaited.values()))
+            logger.warning("%s: has waited %s for %s", self._what, secs_text(secs), "; ".join(awaited.values()))
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()

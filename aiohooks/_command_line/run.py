@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -55,7 +56,9 @@ def run_function(function: str, *, engine: str, store: str | None, address: str 
         from aiohooks.distributed.local import run_processes
 
         if store is not None:
-            await _check_store(store, run)
+            # Raise now what otherwise each process would raise: that the store is not there, or that the run is damaged.
+            async with contextlib.aclosing(open_step_store(store, run=run)) as opened:
+                await opened.inspect()
         return await run_processes(main, store=store, run=run, **options)
 
     try:
@@ -67,15 +70,6 @@ def run_function(function: str, *, engine: str, store: str | None, address: str 
         if result is not None:
             print(f"{task_name(task_id)}: {result}")
     return 0
-
-
-async def _check_store(url: str, run: str | None) -> None:
-    """Raise now what otherwise each process would raise: that the store is not there, or that the run is damaged."""
-    store = open_step_store(url, run=run)
-    try:
-        await store.inspect()
-    finally:
-        await store.aclose()
 
 
 def _print_failures(group: BaseExceptionGroup[BaseException]) -> None:

@@ -3,7 +3,6 @@
 effect        record one, in the current run or call of a group
 Effect        what is delivered
 Recording     the effects of one attempt of a run, or of one call of a group
-Outbox        what takes the effects of a session's runs
 
 A recording knows who records: a hook or an operation, by which its effects are numbered, so that the order of concurrent ones
 changes no number.
@@ -17,7 +16,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from aiohooks._aio.contexts import begin_run, current_run, current_scope
 from aiohooks.errors import EffectError, InvalidArgumentError, did_you_mean, safe_repr
@@ -134,11 +133,21 @@ class Recording:
     the first effect of an attempt is recorded.
     """
 
-    def __init__(self, kinds: Collection[str] | None, outbox: Outbox | None, run: str) -> None:
-        """Record for the outbox effects of these kinds (None: of any), under keys that begin with `run`."""
-        self.kinds: Collection[str] | None = kinds
-        self.outbox: Outbox | None = outbox
+    def __init__(
+        self,
+        run: str,
+        kinds: Collection[str] | None = None,
+        take: Callable[[Sequence[Effect]], Callable[[], Awaitable[None]] | None] | None = None,
+        status: Callable[[], tuple[EffectStatus, ...]] = tuple,
+    ) -> None:
+        """Record effects of these kinds (None: of any), under keys that begin with `run`.
+
+        `take` takes those of a committed attempt, and returns what waits while there are too many, or None; `status` counts them.
+        """
         self.run: str = run
+        self.kinds: Collection[str] | None = kinds
+        self._take = take
+        self.status: Callable[[], tuple[EffectStatus, ...]] = status
         self.last: tuple[int, int, dict[str, int]] = 0, 0, {}
         """The step whose effects were taken last, the resets to an earlier step until then, and how many each recorder has."""
         self.context: object = None
@@ -225,28 +234,15 @@ class Recording:
                     self._counts[one.key.split("/")[-2]] -= 1
                 del self.effects[mark:]
 
-    def end(self) -> bool:
-        """End the latest attempt: give its effects to the outbox if it is committed; return whether that has too many."""
+    def end(self) -> Callable[[], Awaitable[None]] | None:
+        """End the latest attempt: have its effects taken if it is committed; return what waits while there are too many."""
         with self.lock:
             self.closed = self.context
             effects, self.effects = self.effects if self.recorded is self.committed else [], []
             if effects:
                 self.last = effects[0].step, self._resets, self._counts
-        assert self.outbox is not None
-        return self.outbox.take(effects)
-
-
-class Outbox(Protocol):
-    """Takes the effects of a session's runs."""
-
-    def take(self, effects: Sequence[Effect]) -> bool:
-        """Take the effects of a committed attempt; return whether there are too many."""
-
-    async def wait_for_room(self) -> None:
-        """Wait while there are too many; a stop ends the wait."""
-
-    def status(self) -> tuple[EffectStatus, ...]:
-        """Return the counts of each kind."""
+        assert self._take is not None
+        return self._take(effects)
 
 
 async def call_as(recorder: Recorder, call: Callable[..., Awaitable[T]], *args: Any, **keywords: Any) -> T:
@@ -268,7 +264,7 @@ def recorded_call(name: str, hand_over: Callable[[tuple[Effect, ...]], object]) 
     """Record the effects of the block, a call of the group `name`, and hand them over at its end, unless it fails."""
     outer, before = current_run(), current_scope.get()
     scope = begin_run(None if outer is None else outer.session, None if outer is None else outer.publisher)
-    recording = scope.recording = Recording(None, None, f"{name}/{os.urandom(16).hex()}")
+    recording = scope.recording = Recording(f"{name}/{os.urandom(16).hex()}")
     if outer is not None:
         scope.observers = outer.observers
     try:

@@ -231,17 +231,14 @@ class HookGroup(Generic[K]):
         `method` is the method of the class, `fn` a coroutine function, or a plain function, which must not block unless it has
         `thread=True`; it is returned. The options are those of `configure`.
         """
-        if fn is None:
-            self._refuse_decorated(method)
-            return functools.partial(self.on, method, **options)
-        self.add(configure(_FunctionHook(self._point_of(method).name, fn), **options))
-        return fn
-
-    def _refuse_decorated(self, method: Callable[..., Any]) -> None:
-        """Raise if this is a function below `@group.on` without a method: a decorator that is returned would drop it."""
         name, kind = self._point_of(method).name, self._lifecycle.kind
+        if fn is not None:
+            self.add(configure(_FunctionHook(name, fn), **options))
+            return fn
         if isinstance(method, types.FunctionType) and all(getattr(base, name, None) is not method for base in kind.__mro__):
+            # A function below `@group.on` without a method, which the decorator that is returned would drop.
             raise InvalidArgumentError(f"{method!r} is not a method of {kind.__name__}; write @group.on({kind.__name__}.{name})")
+        return functools.partial(self.on, method, **options)
 
     def _insert(self, one: RegisteredHook, *, is_added: bool = False) -> None:
         """Check a hook and take it from the next call on; calls that are active keep theirs."""

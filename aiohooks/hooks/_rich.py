@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import IO, Any, Protocol
 
 from aiohooks.errors import missing_extra
-from aiohooks.hooks._observing import is_terminal
+from aiohooks.hooks._observing import is_terminal, logger
 
 try:
     from rich.console import Console, Group
@@ -22,7 +22,6 @@ try:
 except ImportError as error:
     raise missing_extra("ProgressHook on a terminal", "rich") from error
 
-_logger = logging.getLogger("aiohooks.hooks")
 _STYLES = {
     "step": "bright_black",
     "feed": "cyan",
@@ -122,7 +121,7 @@ class ProgressRenderer:
                     handler.setStream(error_stream)
                 live.stop()
         except (OSError, ValueError) as error:  # the terminal was closed
-            _logger.warning("progress cannot be shown any more: %r", error)
+            logger.warning("progress cannot be shown any more: %r", error)
 
     def _rows(self) -> Group:
         rows: list[Any] = []

@@ -133,7 +133,7 @@ class EffectsHook(SessionRunHook, Waiting):
         """The number of the last effect that the latest state may have, of those from which the session is restored."""
         self._changed = False
         """Whether an effect that this state has was delivered since."""
-        self.recording: Recording = Recording(self._handlers, self, self._given_run or os.urandom(6).hex())
+        self.recording: Recording = Recording(self._given_run or os.urandom(6).hex(), self._handlers, self.take, self.status)
         """Where the runs of the session record."""
         self._loaded = False
         """Whether a state was loaded for the next session."""
@@ -204,14 +204,14 @@ class EffectsHook(SessionRunHook, Waiting):
 
     # -- the outbox
 
-    def take(self, effects: Sequence[Effect]) -> bool:
-        """Take the effects of a committed attempt; return whether too many can be delivered and are not."""
+    def take(self, effects: Sequence[Effect]) -> Callable[[], Awaitable[None]] | None:
+        """Take the effects of a committed attempt; if too many can be delivered and are not, return what waits meanwhile."""
         for one in effects:
             self._last += 1
             self._unsaved[self._last] = one
         if self._at_commit:
             self.release(self._last)
-        return not self._has_room()
+        return None if self._has_room() else self.wait_for_room
 
     async def wait_for_room(self) -> None:
         """Wait while too many can be delivered and are not; a stop ends the wait, a drain does not: its runs need room, too."""

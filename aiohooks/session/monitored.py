@@ -223,8 +223,8 @@ class AsyncMonitoredSession(Requests):
             answers = hooks.merger.split(parts, merged, options, metadata)  # each hook gets what it asked for
             try:
                 await call_groups(hooks.after_run, (context,), seconds=iter(answers), step=context.global_step, waits=waits)
-                if recording is not None and recording.recorded is context and recording.end():
-                    await Wait[None]("room for effects", waits=waits).result_of(recording.outbox.wait_for_room())
+                if recording is not None and recording.recorded is context and (wait_for_room := recording.end()):
+                    await Wait[None]("room for effects", waits=waits).result_of(wait_for_room())
             except BaseException:
                 supervisor.note_commit(session, result)
                 raise
@@ -537,7 +537,7 @@ def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, ho
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,
         hooks=tuple(hooks.background.status(hooks.registered)),
-        effects=() if state.waits.recording is None else state.waits.recording.outbox.status(),
+        effects=() if state.waits.recording is None else state.waits.recording.status(),
     )
 
 

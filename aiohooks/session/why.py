@@ -15,7 +15,6 @@ import atexit
 import concurrent.futures
 import contextlib
 import json
-import logging
 import os
 import signal
 import socket
@@ -29,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._diagnostics import logger
 from aiohooks._why.builder import threads, wait_graph
 from aiohooks._why.graph import WaitGraph
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.session._state import ON_OPEN, OPEN_SESSIONS, RUN_LOOPS, WHY_VARIABLE, SessionState
 
-_logger = logging.getLogger("aiohooks")
 _ANSWER_SECS = 0.25
 """How long a loop that is not blocked may take to answer."""
 _SEND_SECS, _PAUSE_SECS = 2.0, 1.0
@@ -103,14 +102,14 @@ def enable_why() -> None:
         return
     _server = _Server()
     if threading.current_thread() is not threading.main_thread():
-        _logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
+        logger.warning("signals do not print why this process waits: a session of the main thread must be entered first")
         return
     for number in _SIGNALS:
         handler = signal.getsignal(number)
         if handler is signal.SIG_IGN:
             continue  # the parent process wants it ignored, as the `&` of a script does with SIGQUIT
         if handler is not signal.SIG_DFL and handler is not _print_why:
-            _logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
+            logger.warning("%s does not print why this process waits: it has a handler already, %r", number.name, handler)
         else:
             signal.signal(number, _print_why)
 
@@ -121,7 +120,7 @@ def enable_if_asked() -> None:
         try:
             enable_why()
         except (OSError, InvalidArgumentError) as error:
-            _logger.warning("%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error)
+            logger.warning("%s is set, but this process cannot be asked why it waits: %s", WHY_VARIABLE, error)
 
 
 def _print_why(number: int, frame: types.FrameType | None) -> None:
@@ -175,7 +174,7 @@ class _Server:
                 connection, _ = self._socket.accept()
             except OSError as error:
                 if not self._stopped.is_set():
-                    _logger.warning("a question why this process waits could not be accepted: %s", error)
+                    logger.warning("a question why this process waits could not be accepted: %s", error)
                 if self._stopped.wait(_PAUSE_SECS):
                     return
                 continue
@@ -217,7 +216,7 @@ def _answer() -> bytes:
     try:
         return process_graph().to_json().encode()
     except Exception as error:
-        _logger.exception("why this process waits could not be found out")
+        logger.exception("why this process waits could not be found out")
         return unanswered(os.getpid(), f"{type(error).__name__}: {error}").to_json().encode()
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.dispatch.effects import Effect, EffectStatus, Recording
+from aiohooks.dispatch.effects import Effect, Recording
 from aiohooks.errors import EffectError, InvalidArgumentError
 from tests.support.sessions import run_session
 
@@ -184,21 +184,11 @@ def test_an_attempt_that_begins_meanwhile_does_not_get_an_effect_of_the_last_one
     """A thread records for the attempt that it has begun to record for."""
     taken: list[Effect] = []
 
-    class Box:
-        def take(self, effects: Sequence[Effect]) -> bool:
-            taken.extend(effects)
-            return False
-
-        async def wait_for_room(self) -> None: ...
-
-        def status(self) -> tuple[EffectStatus, ...]:
-            return ()
-
     def find() -> tuple[str, int]:
         recording.context = "second"
         return "step", 0
 
-    recording = Recording(None, Box(), "r")
+    recording = Recording("r", take=taken.extend)
     recording.context, recording.turn = "first", (find,)
     recording.add("publish", None)
     recording.committed = recording.context

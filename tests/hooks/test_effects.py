@@ -1023,7 +1023,7 @@ async def test_the_exploration_finds_an_effect_of_an_undone_step(monkeypatch: py
     """One that is delivered at the commit, though the step may be made again."""
     take = ah.EffectsHook.take
 
-    def take_and_release(self: ah.EffectsHook, *taken: Any) -> bool:
+    def take_and_release(self: ah.EffectsHook, *taken: Any) -> Any:
         full = take(self, *taken)
         self.release(self.mark())
         return full
