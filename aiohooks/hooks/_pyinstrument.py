@@ -11,20 +11,14 @@ except ImportError as error:
     raise missing_extra('ProfilerHook(backend="pyinstrument")', "pyinstrument") from error
 
 
-class SampledProfile:
+class SampledProfile(Profiler):
     """Samples the stack of the event loop's thread: everything that runs in it, not only the hook's task."""
 
     suffix = ".html"
 
     def __init__(self) -> None:
-        self._profiler = Profiler(async_mode="disabled")
-
-    def start(self) -> None:
-        self._profiler.start()
-
-    def stop(self) -> None:
-        self._profiler.stop()
+        super().__init__(async_mode="disabled")
 
     def write(self, path: str) -> None:
         with open(path, "w", encoding="utf-8") as file:
-            file.write(self._profiler.output(HTMLRenderer()))
+            file.write(self.output(HTMLRenderer()))

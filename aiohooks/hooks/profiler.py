@@ -168,22 +168,13 @@ class ProfilerHook(ScheduledHook):
         return f"ProfilerHook({self.output_dir!r}, every={self._every}, window_steps={self._window_steps})"
 
 
-class _CountedProfile:
+class _CountedProfile(cProfile.Profile):
     """A profile by the standard library's cProfile."""
 
     suffix = ".pstats"
-
-    def __init__(self) -> None:
-        self._profile = cProfile.Profile()
-
-    def start(self) -> None:
-        self._profile.enable()
-
-    def stop(self) -> None:
-        self._profile.disable()
-
-    def write(self, path: str) -> None:
-        self._profile.dump_stats(path)
+    start = cProfile.Profile.enable
+    stop = cProfile.Profile.disable
+    write = cProfile.Profile.dump_stats
 
 
 def _other_profiler() -> str | None:
