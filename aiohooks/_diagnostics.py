@@ -231,7 +231,7 @@ def process_state(pid: int) -> str | None:
     return _STATES.get(state)
 
 
-class BlockedLoopWatch:
+class BlockedLoopWatch(threading.Thread):
     """A thread that pings the event loop every `secs` seconds, and reports a block when no answer comes within `secs`.
 
     A loop that only waits is not woken, and never reported. A block shorter than `secs` is not noticed; one that lasts twice as
@@ -244,26 +244,23 @@ class BlockedLoopWatch:
         `on_blocked` is called in the watching thread, once for each block, with the frames that the loop is running, the
         outermost first, and for how long it has not answered; the watch ends when it returns True.
         """
+        super().__init__(name="blocked loop watch", daemon=True)
         self._secs = secs
         self._on_blocked = on_blocked
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._answered = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="blocked loop watch", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
 
     def stop(self, *, wait: bool = True) -> None:
         """Stop the thread, and block until it has ended, unless not to `wait`."""
         self._stopped.set()
         self._answered.set()
-        if wait and self._thread.ident is not None:
-            self._thread.join()
+        if wait and self.ident is not None:
+            self.join()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Called in the thread."""
         while not self._stopped.wait(self._secs) and not self._loop.is_closed():
             if not self._frames():
                 continue

@@ -41,8 +41,7 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    for lock in _locks:
-        lock.release()
+    _in_parent()
     for obj in tuple(_objects):
         try:
             obj.after_fork()

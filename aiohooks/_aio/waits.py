@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from aiohooks._aio.cancel import wait_done
-from aiohooks._aio.clock import NO_TIMER, Clock, TimerHandle, Waiters, current_clock
+from aiohooks._aio.clock import NO_TIMER, Clock, Waiters, current_clock
 from aiohooks._diagnostics import logger, secs_text
 from aiohooks._validate import check_secs
 
@@ -128,22 +128,21 @@ class WaitLog:
         self._clock = clock
         self._describe = describe
         self._since: dict[object, float] = {}  # by wait, the oldest first
-        self._timer: TimerHandle | None = None
+        self._timer = NO_TIMER
         self._logged_at = 0.0
 
     def begin(self, wait: object) -> float:
         """Note that a wait begins; return when."""
-        self._since[wait] = now = self._clock.now()
-        if self._timer is None:
+        if not self._since:
             self._timer = self._clock.call_later(_LINE_SECS, self._on_timer)
+        self._since[wait] = now = self._clock.now()
         return now
 
     def end(self, wait: object) -> None:
         """Note that it has ended; harmless if it had not begun."""
         self._since.pop(wait, None)
-        if not self._since and self._timer is not None:
+        if not self._since:
             self._timer.cancel()
-            self._timer = None
 
     def _on_timer(self) -> None:
         now, oldest = self._clock.now(), next(iter(self._since.values()))

@@ -175,9 +175,7 @@ class Copier(Waiting):
         self._attempt = 0
         self._pauses = Waiters()
 
-    def after_fork(self) -> None:
-        """Forget the parent's uploads in a forked child, which has neither its threads nor its connections."""
-        self._reset()
+    after_fork = _reset  # forgets the parent's uploads in a child, which has neither its threads nor its connections
 
     @property
     def status(self) -> MirrorStatus:

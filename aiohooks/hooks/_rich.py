@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from aiohooks.errors import missing_extra
 from aiohooks.hooks._observing import is_terminal, logger
@@ -21,6 +21,9 @@ try:
     from rich.text import Text
 except ImportError as error:
     raise missing_extra("ProgressHook on a terminal", "rich") from error
+
+if TYPE_CHECKING:
+    from aiohooks.hooks.progress import Progress
 
 _STYLES = {
     "step": "bright_black",
@@ -40,22 +43,6 @@ _renderers: list[ProgressRenderer] = []
 _lock = threading.Lock()  # guards the list above, and which renderers have a thread
 
 
-class Shown(Protocol):
-    """What is shown of a run: a `Progress`, which the thread of the renderer reads."""
-
-    description: str
-    total: int | None
-    step: int
-    values: str
-    ended: str | None
-
-    def position(self) -> str:
-        """Return the step, and the total if there is one."""
-
-    def speed(self) -> str:
-        """Return the rate, or how the run ended."""
-
-
 class ProgressRenderer:
     """Renders all progress that is shown on one terminal, in a thread.
 
@@ -65,12 +52,12 @@ class ProgressRenderer:
 
     def __init__(self, file: IO[str]) -> None:
         self.file: IO[str] = file
-        self._shown: tuple[Shown, ...] = ()  # replaced, never changed: the thread reads it without a lock
+        self._shown: tuple[Progress, ...] = ()  # replaced, never changed: the thread reads it without a lock
         self._spinners: dict[int, Spinner] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, progress: Shown) -> None:
+    def add(self, progress: Progress) -> None:
         """Show this progress from now on."""
         with _lock:
             dropped = [one for one in self._shown if one.ended is not None][:-_MAX_ENDED]
@@ -138,7 +125,7 @@ class ProgressRenderer:
                 rows.append(Text(f"  {progress.values}", style="dim", no_wrap=True, overflow="ellipsis"))
         return Group(*rows)
 
-    def _bar(self, progress: Shown) -> ProgressBar | Spinner | Text:
+    def _bar(self, progress: Progress) -> ProgressBar | Spinner | Text:
         if progress.total is not None:
             return ProgressBar(total=progress.total, completed=min(progress.step, progress.total), width=30)
         if progress.ended is not None:

@@ -55,8 +55,8 @@ def test_the_thread_ends_with_its_loop(caplog: pytest.LogCaptureFixture) -> None
     watch.start()
     assert not watch._stopped.wait(0.05)  # the loop is not running meanwhile
     loop.close()
-    watch._thread.join(HANG_SECS)
-    assert not watch._thread.is_alive()
+    watch.join(HANG_SECS)
+    assert not watch.is_alive()
     assert reported == []
     watch.stop()
 
