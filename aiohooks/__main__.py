@@ -177,7 +177,11 @@ def _secs(text: str) -> float:
 
 def _imported(module: str, name: str) -> Callable[..., int]:
     """Return a function that is imported when it is called: no command loads the packages of another."""
-    return lambda **arguments: getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
+
+    def call(**arguments: Any) -> Any:
+        return getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
+
+    return call
 
 
 def _plot(run: str, output: str | None, terminal: bool, steps: int | None) -> int:

@@ -36,9 +36,11 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Return the seconds since an arbitrary moment in the past; never decreases."""
+        ...
 
     def call_later(self, secs: float, callback: Callable[[], object], /) -> TimerHandle:
         """Call `callback()` from the event loop after `secs` seconds."""
+        ...
 
 
 class LoopClock:

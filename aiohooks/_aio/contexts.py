@@ -24,9 +24,11 @@ class RunOwner(Protocol):
 
     def until(self, awaitable: Awaitable[T], /) -> Awaitable[T]:
         """Return a wait for something, which a stop of the session ends too."""
+        ...
 
     def awaited(self) -> Awaited:
         """Return the session, as what its calls are part of, for a report."""
+        ...
 
 
 class RunScope:

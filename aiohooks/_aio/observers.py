@@ -40,6 +40,7 @@ class Observer(Protocol):
 
     def started(self, kind: Kind, what: str) -> Observation:
         """Called at the start of an activity."""
+        ...
 
 
 class RunObserver(Observer, Protocol):

@@ -77,12 +77,9 @@ def _ask_all(ahead: list[int]) -> list[WaitGraph]:
             asked |= zip(ahead, threads.map(_ask, ahead), strict=True)
         nodes = (node for graph in asked.values() for node in graph.nodes if node.kind == "process")
         awaited = {local_pid(node.id.removeprefix("publisher ").rpartition("/")[0]) for node in nodes}
-        ahead = [pid for pid in awaited if pid is not None and pid not in asked and _can_answer(pid)]
+        others = [pid for pid in awaited if pid is not None and pid not in asked and process_state(pid) is None]
+        ahead = [pid for pid in others if (why_folder() / f"{pid}.sock").exists()]
     return [*asked.values()]
-
-
-def _can_answer(pid: int) -> bool:
-    return process_state(pid) is None and (why_folder() / f"{pid}.sock").exists()
 
 
 def _registered(run: str) -> Iterable[int]:

@@ -25,6 +25,7 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return everything needed to continue from here; a copy of it is saved."""
+        ...
 
     def load_state_dict(self, state: Any, /) -> object:
         """Continue from a state returned by `state_dict`."""

@@ -58,6 +58,7 @@ class RecordSink(Protocol):
 
     def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
         """Open it to continue after `step`; return what is to be written first, of `restored` what may be missing."""
+        ...
 
     def write(self, records: list[Record]) -> None:
         """Append the records."""
@@ -89,7 +90,7 @@ class WritingHook(FetchingHook):
     def _reset(self) -> None:
         super()._reset()
         self._restored: list[Record] = []
-        self._sink: RecordSink | None = None
+        self._sink: RecordSink
         self._writer: BackgroundWriter[Record] | None = None
 
     def _new_sink(self) -> tuple[RecordSink, str]:
@@ -122,7 +123,7 @@ class WritingHook(FetchingHook):
         """Open the file at the step at which the session starts, and again after a recovery that moved it back."""
         step = session.global_step.latest.step
         restored, self._restored = self._restored, []
-        if self._timer.start(step) and self._writer is not None and self._sink is not None:
+        if self._timer.start(step) and self._writer is not None:
             await self._writer.drain()
             for record in await to_thread(self._sink.open_at, step, restored):
                 self._writer.add(record)
@@ -168,9 +169,8 @@ class WritingHook(FetchingHook):
     async def close(self, exc: BaseException | None) -> None:
         """Write the remaining records, and close the file."""
         writer, self._writer = self._writer, None
-        try:
-            if writer is not None:
+        if writer is not None:
+            try:
                 await writer.aclose()
-        finally:
-            if self._sink is not None:
+            finally:
                 await to_thread(self._sink.close)

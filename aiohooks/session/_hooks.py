@@ -32,7 +32,7 @@ from aiohooks.graph.plan import LEAF_TYPES, Build, Leaves, Take, canonical_feeds
 from aiohooks.graph.session import Session
 from aiohooks.session._state import SessionState
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunHook, SessionRunValues
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 
 _LEAF_OR_NOTHING = LEAF_TYPES | {type(None)}
 _REQUEST_OR_NOTHING = {SessionRunArgs, type(None)}
@@ -64,7 +64,7 @@ class HookSet:
             if one.registration.thread:
                 raise InvalidHookError(f"{one.name} has thread=True, which is for hooks of a group; give BlockingHook(hook)")
         self.background: BackgroundCalls = BackgroundCalls(
-            state.grace_secs, partial(make_default, graph), state.observers, lambda context, _: context.global_step
+            state.grace_secs, partial(make_default, graph), state.observers, _step_of
         )
         """The calls of `after_run` that run beside the next steps."""
         self._after_create_session = self._groups("after_create_session")
@@ -372,6 +372,11 @@ _ADAPTERS = {
     "transformers": "TrainerCallbacks",
 }
 """What takes the hooks and callbacks of other packages, for a message."""
+
+
+def _step_of(context: SessionRunContext, _: object) -> int:
+    """Return the step of a call of `after_run`."""
+    return context.global_step
 
 
 def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[object]:

@@ -138,9 +138,11 @@ class SessionCreator(Protocol):
     @property
     def graph(self) -> Graph:
         """The graph that its sessions run."""
+        ...
 
     async def create_session(self) -> Session:
         """Create a session that is ready to run."""
+        ...
 
 
 SessionFn = Callable[[Session], Awaitable[Any]]

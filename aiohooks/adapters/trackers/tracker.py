@@ -22,6 +22,7 @@ class Tracker(Protocol):
             later steps drops that, and returns `step`; another one returns its last step if that is later, so that no step is
             there twice.
         """
+        ...
 
     def log_metrics(self, metrics: Mapping[str, float], step: int, time: float) -> None:
         """Store the metrics of a step; `time` is the Unix time at which they were taken."""
