@@ -19,8 +19,7 @@ from aiohooks._aio.clock import sleep
 from aiohooks._command_line.steps import no_run, shared_store
 from aiohooks.distributed.task import until_sigterm
 from aiohooks.errors import AiohooksError, InvalidArgumentError, printable, safe_str
-from aiohooks.hooks._observing import is_terminal
-from aiohooks.hooks.progress import Progress
+from aiohooks.hooks._observing import Progress, is_terminal
 from aiohooks.stores import StepStore
 
 if TYPE_CHECKING:

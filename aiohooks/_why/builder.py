@@ -301,7 +301,7 @@ class _Builder:
             for one in () if task.done() else references.of(task):
                 found[one].append(task)
         self._users |= found
-        self._is_complete &= references.is_complete
+        self._is_complete &= references.left >= 0
 
     # -- threads
 

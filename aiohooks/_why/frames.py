@@ -147,13 +147,9 @@ class References:
     def __init__(self, wanted: Iterable[int], most: int) -> None:
         """Create a search for the objects with these ids, which ends when it has looked at `most` objects."""
         self._wanted = frozenset(wanted)
-        self._left = most
+        self.left = most
+        """How many it may still look at; negative if it has not looked at everything."""
         self._known: dict[tuple[int, int], tuple[object, frozenset[int]]] = {}  # what tasks share is searched only the first time
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it has looked at everything."""
-        return self._left >= 0
 
     def of(self, task: asyncio.Task[Any]) -> frozenset[int]:
         """Return the ids of those that the coroutines and callbacks of a task have."""
@@ -166,9 +162,9 @@ class References:
 
     def _within(self, one: Any, depth: int) -> frozenset[int]:
         one = inner_of(one)
-        self._left -= 1
+        self.left -= 1
         own = self._wanted & {id(one)}
-        if depth == 0 or self._left < 0 or not (attributes := _attributes(one)):
+        if depth == 0 or self.left < 0 or not (attributes := _attributes(one)):
             return own
         if (id(one), depth) not in self._known:
             self._known[id(one), depth] = one, own.union(*(self._within(value, depth - 1) for value in attributes.values()))

@@ -21,6 +21,7 @@ from aiohooks.dispatch.hook import HookRegistration
 from aiohooks.errors import SessionClosedError, StopRequestedError
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import Values, checked_values
+from aiohooks.hooks.every import ResettingHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.session.monitored import AsyncSingularMonitoredSession
@@ -29,7 +30,7 @@ from aiohooks.stores.memory import MemoryStepStore
 _logger = logging.getLogger("aiohooks.adapters")
 
 
-class CallbacksHook(SessionRunHook):
+class CallbacksHook(ResettingHook):
     """Base of the hooks that call the callbacks of a framework, one after the other in the order of their list.
 
     The callbacks get the chosen values and `run_context.metrics`: the hook is called after the others (it has order 90), so it
@@ -56,10 +57,6 @@ class CallbacksHook(SessionRunHook):
         self._results: list[Mapping[str, Any]] = []
         self._state_at_end: dict[str, Any] | None = None
         self._warned: set[str] = set()
-
-    async def begin(self) -> None:
-        """Forget an earlier session."""
-        self._reset()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Begin the training, the first time."""

@@ -131,11 +131,10 @@ class Files:
             return set(self.fs.listdir(fd))
 
     def exists(self, name: str | Path, *, dir_fd: int | None = None) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             self.fs.stat(name, dir_fd=dir_fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def rename(self, old: str, new: str, *, dir_fd: int) -> None:
         """Rename within one directory."""

@@ -96,13 +96,14 @@ class RegisteredHook:
 
     __slots__ = (
         *("__weakref__", "_logged", "_retry_at", "counted", "disabled_since", "dropped", "failures", "failures_in_a_row"),
-        *("groups", "last_error", "name", "overflows", "registration"),
+        *("groups", "hook", "last_error", "name", "overflows", "registration"),
     )
 
     def __init__(self, name: str, registration: HookRegistration) -> None:
         self.name: str = name
         """Its class, numbered where there are several."""
         self.registration: HookRegistration = registration
+        self.hook: Any = registration.hook
         self.groups: list[ref[OrderGroup]] = []
         """Those that it is called by: what may not wait is counted there, once for all hooks."""
         self.counted: int = 0
@@ -120,10 +121,6 @@ class RegisteredHook:
     def call_name(self, method: str) -> str:
         """Return the name of a call of a method in messages: of a function that is a hook by itself, its own."""
         return self.name if getattr(self.hook, "__aiohooks_is_function__", False) else f"{self.name}.{method}"
-
-    @property
-    def hook(self) -> Any:
-        return self.registration.hook
 
     @property
     def recorder(self) -> Recorder:

@@ -76,6 +76,9 @@ class EffectKey(str):
 
     __slots__ = ()
 
+    def __new__(cls, key: str) -> Self:
+        return super().__new__(cls, key)
+
     def __await__(self) -> Generator[Any, Any, Self]:
         return self
         yield
@@ -142,7 +145,7 @@ class Recording:
     ) -> None:
         """Record effects of these kinds (None: of any), under keys that begin with `run`.
 
-        `take` takes those of a committed attempt, and returns what waits while there are too many, or None; `status` counts them.
+        `take` takes those of a committed attempt, and returns a wait for room if there are too many; `status` counts them.
         """
         self.run: str = run
         self.kinds: Collection[str] | None = kinds
@@ -235,7 +238,7 @@ class Recording:
                 del self.effects[mark:]
 
     def end(self) -> Callable[[], Awaitable[None]] | None:
-        """End the latest attempt: have its effects taken if it is committed; return what waits while there are too many."""
+        """End the latest attempt: have its effects taken if it is committed; return a wait for room if there are too many."""
         with self.lock:
             self.closed = self.context
             effects, self.effects = self.effects if self.recorded is self.committed else [], []

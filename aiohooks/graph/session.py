@@ -316,13 +316,13 @@ class Session:
                 return False
         new = variables.prepare(plan.changes, values)
         if store.inline or not plan.steps:
-            # First, as it can be refused; nothing is awaited before `put`.
+            # First, as it can be refused; nothing is awaited before the new values are set.
             self.committed_step = store.advance_nowait(plan.steps) if plan.steps else store.latest.step
-            variables.put(new)
+            variables.by_name.update(new)
             return True
         # Before the step: a waiter for it, in any process, must find the variables of that step.
         old = {name: current[name] for name in new}
-        variables.put(new)
+        variables.by_name.update(new)
         # A run within another one does not know what is its own.
         scope, recording = (None, None) if waits is None else (waits.scope, waits.recording)
         attempt = None if recording is None else recording.context
@@ -333,7 +333,7 @@ class Session:
                 self.committed_step = await store.advance(plan.steps)
             except Exception:
                 # The step was refused: undo this run. Values that another session has committed since then stay.
-                variables.put({name: old[name] for name in new if current[name] is new[name]})
+                variables.by_name.update({name: old[name] for name in new if current[name] is new[name]})
                 raise
             if scope is not None:
                 scope.committed = True

@@ -65,7 +65,7 @@ class Values:
     def prepare(self, changes: Iterable[tuple[str, int, bool]], results: Sequence[Any]) -> dict[str, Any]:
         """Return the new values of a run; `changes` says which result changes which variable, and whether it is added.
 
-        An addition that fails raises here, before anything is changed: there must be no await before `put`.
+        An addition that fails raises here, before anything is changed: there must be no await before these are set.
         """
         values: dict[str, Any] = {}
         for name, place, adds in changes:
@@ -80,10 +80,6 @@ class Values:
                 add_note(error, f"{kinds}; return from the operation what can be added")
                 raise
         return values
-
-    def put(self, values: Mapping[str, Any]) -> None:
-        """Set the values that `prepare` returned."""
-        self.by_name.update(values)
 
 
 class Variables:
@@ -138,7 +134,7 @@ class Variables:
         check_mapping(values, "values", optional=False)
         for name in self._values.missing(values):
             raise FetchError(f"{name!r} is not a variable; {did_you_mean(name, self._values.by_name)}")
-        self._values.put(values)
+        self._values.by_name.update(values)
 
     if not TYPE_CHECKING:  # with it type checkers would accept any attribute
 

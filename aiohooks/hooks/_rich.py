@@ -7,10 +7,10 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from aiohooks.errors import missing_extra
-from aiohooks.hooks._observing import is_terminal, logger
+from aiohooks.hooks._observing import Progress, is_terminal, logger
 
 try:
     from rich.console import Console, Group
@@ -21,9 +21,6 @@ try:
     from rich.text import Text
 except ImportError as error:
     raise missing_extra("ProgressHook on a terminal", "rich") from error
-
-if TYPE_CHECKING:
-    from aiohooks.hooks.progress import Progress
 
 _STYLES = {
     "step": "bright_black",

@@ -39,8 +39,8 @@ from aiohooks.dispatch.effects import Effect, EffectStatus, Recording, payload_c
 from aiohooks.errors import InvalidArgumentError, InvalidHookError, StopRequestedError, add_note, printable, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import logger
+from aiohooks.hooks.every import ResettingHook
 from aiohooks.session.coordinator import Coordinator, owner_of
-from aiohooks.session.hook import SessionRunHook
 
 Handler = Callable[[Effect], Awaitable[object]]
 """A coroutine function that delivers an effect; it returns when that is done, and raises if it is to be repeated."""
@@ -48,7 +48,7 @@ _Pending: TypeAlias = OrderedDict[int, Effect]
 """Effects that are not delivered, by their places in the order of all kinds."""
 
 
-class EffectsHook(SessionRunHook, Waiting):
+class EffectsHook(ResettingHook, Waiting):
     """Delivers what steps and hooks record with `aiohooks.effect`, when it can no longer be undone.
 
     With "checkpoint", an effect is delivered when the checkpoint that has its step is durable: a step that a recovery or a kill
@@ -147,10 +147,6 @@ class EffectsHook(SessionRunHook, Waiting):
 
     # -- the life of a session
 
-    async def begin(self) -> None:
-        """Forget an earlier session."""
-        self._reset()
-
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Record the effects of the session's runs from now on; begin to deliver what the last process has left.
 
@@ -205,7 +201,7 @@ class EffectsHook(SessionRunHook, Waiting):
     # -- the outbox
 
     def take(self, effects: Sequence[Effect]) -> Callable[[], Awaitable[None]] | None:
-        """Take the effects of a committed attempt; if too many can be delivered and are not, return what waits meanwhile."""
+        """Take the effects of a committed attempt; if too many can be delivered and are not, return a wait for that."""
         for one in effects:
             self._last += 1
             self._unsaved[self._last] = one

@@ -124,11 +124,8 @@ class EveryTimer:
         return f"<EveryTimer of {self.every}, {state}>"
 
 
-class ScheduledHook(SessionRunHook):
-    """Base of hooks whose state is when they were last due; several of a class need no names, as they are numbered."""
-
-    _numbered_state: ClassVar[bool] = True
-    _timer: Any
+class ResettingHook(SessionRunHook):
+    """Base of hooks that keep nothing of an earlier session."""
 
     def _reset(self) -> None:
         """Set the attributes of a new session."""
@@ -136,6 +133,13 @@ class ScheduledHook(SessionRunHook):
     async def begin(self) -> None:
         """Reset the state of an earlier session."""
         self._reset()
+
+
+class ScheduledHook(ResettingHook):
+    """Base of hooks whose state is when they were last due; several of a class need no names, as they are numbered."""
+
+    _numbered_state: ClassVar[bool] = True
+    _timer: Any
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last due."""

@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from aiohooks._aio.cancel import to_thread
@@ -15,7 +14,7 @@ from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.dispatch.calls import only_if
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import Sampling, Values, checked_values, is_terminal, logger
+from aiohooks.hooks._observing import Progress, Sampling, Values, checked_values, duration, is_terminal, logger
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -26,44 +25,6 @@ if TYPE_CHECKING:
 _GRACE_SECS = 10.0
 _REFRESH_SECS = 0.1
 """How often the bar is updated, and its values fetched."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """The state that is shown; written in the event loop, and read in the thread of a renderer."""
-
-    description: str
-    total: int | None
-    step: int
-    start_step: int
-    secs: float = 0.0
-    values: str = ""
-    ended: str | None = None
-
-    @property
-    def rate(self) -> float | None:
-        """Steps per second since the session started; None before the first step."""
-        steps = self.step - self.start_step
-        return steps / self.secs if steps > 0 and self.secs > 0 else None
-
-    def position(self) -> str:
-        """Return `500/1000`, or `500` without a total."""
-        return f"{self.step}" if self.total is None else f"{self.step}/{self.total}"
-
-    def speed(self) -> str:
-        """Return the rate and the remaining time, or how the run ended."""
-        parts = [] if self.rate is None else [f"{self.rate:.3g} steps/s"]
-        if self.ended is not None:
-            parts.append(self.ended)
-        elif self.rate is not None and self.total is not None and self.total > self.step:
-            parts.append(f"{duration((self.total - self.step) / self.rate)} left")
-        return ", ".join(parts)
-
-    def line(self) -> str:
-        """Return everything in one line."""
-        percent = f" ({100 * self.step // self.total}%)" if self.total else ""
-        parts = [f"step {self.position()}{percent}", self.speed(), self.values]
-        return f"{self.description}: " + ", ".join(part for part in parts if part)
 
 
 class ProgressHook(SessionRunHook):
@@ -211,14 +172,6 @@ class ProgressHook(SessionRunHook):
     def __repr__(self) -> str:
         where = "not started" if self.progress is None else self.progress.position()
         return f"<ProgressHook {self._description}: {where}>"
-
-
-def duration(secs: float) -> str:
-    """Return seconds as hours, minutes and seconds: `0:01:30`; from one day on as `2d 3:00:00`."""
-    minutes, seconds = divmod(round(max(0.0, secs)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return (f"{days}d " if days else "") + f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def _text(value: Any) -> str:

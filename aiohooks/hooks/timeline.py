@@ -17,9 +17,9 @@ from aiohooks.errors import InvalidArgumentError, is_clean_end, safe_repr
 from aiohooks.graph.session import Session
 from aiohooks.hooks._lanes import Bar, Lane, Lanes, write_trace
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError
-from aiohooks.hooks.every import Every, EveryTimer
+from aiohooks.hooks.every import Every, EveryTimer, ResettingHook
 from aiohooks.session.coordinator import Coordinator
-from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook
+from aiohooks.session.hook import SessionRunArgs, SessionRunContext
 
 _LANES: dict[str, str] = {
     "step": "steps",
@@ -40,7 +40,7 @@ _MAX_MARKS = 1000
 _MAX_ERROR = 200
 
 
-class TimelineHook(SessionRunHook):
+class TimelineHook(ResettingHook):
     """Records when each part of a session was active, as lanes: what is concurrent, pending, or blocks the event loop.
 
     There are lanes for the steps, the feeds, each operation, each hook and its background calls, the writes of checkpoints, waits
@@ -104,10 +104,6 @@ class TimelineHook(SessionRunHook):
         )
         self.captures: list[str] = []
         """The files that this session has written."""
-
-    async def begin(self) -> None:
-        """Reset the state of an earlier session."""
-        self._reset()
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
         """Begin to observe the session, and count from the step at which it starts."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import time
 from collections import deque
@@ -16,11 +15,10 @@ from aiohooks._aio.cancel import current_task, running_loop, shielded
 from aiohooks._aio.contexts import RunScope, begin_run, current_run, current_scope
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import limited
-from aiohooks._diagnostics import Awaited, Waiting
+from aiohooks._diagnostics import Awaited, Waiting, logger
 from aiohooks.errors import NestedRunError, RecoveryExhaustedError, SessionClosedError, StopRequestedError, WrongLoopError
 from aiohooks.session._state import SessionState
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 
 DEFAULT_YIELD_SECS = 0.005
@@ -217,7 +215,7 @@ class RunLock(Waiting):
                     await limited(self.turns.wait(), grace_secs, "the last run")
                     return
                 interrupt()
-            _logger.warning("%s: run still active %s s after its cancellation; closing anyway", state.label, grace_secs)
+            logger.warning("%s: run still active %s s after its cancellation; closing anyway", state.label, grace_secs)
 
         if immediately:
             interrupt()

@@ -15,7 +15,6 @@ import asyncio
 import contextvars
 import functools
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -26,7 +25,7 @@ from aiohooks._aio.contexts import leave_run
 from aiohooks._aio.observers import Observer, observing
 from aiohooks._aio.overlap import Overlap, RunWaits, Wait, close_unawaited
 from aiohooks._aio.waits import LongWaitLog
-from aiohooks._diagnostics import Awaited, is_task, secs_text
+from aiohooks._diagnostics import Awaited, is_task, logger, secs_text
 from aiohooks._validate import check_instance, check_secs
 from aiohooks.errors import (
     InvalidArgumentError,
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from aiohooks.stores.base import StepStore
     from aiohooks.stores.publishers import Publisher
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 Producer: TypeAlias = asyncio.Task[Any] | Iterable[asyncio.Task[Any]]
 """The task that a wait depends on, or several."""
@@ -244,7 +242,7 @@ class SessionState:
         """End the waits that a drain ends, and a pause."""
         if self.drain_reason is None or self.stopped:
             return
-        _logger.info("%s: draining: %s", self.label, self.drain_reason)
+        logger.info("%s: draining: %s", self.label, self.drain_reason)
         self._limit_drain()
         self.resume()
         self.wake_waiters()
@@ -278,7 +276,7 @@ class SessionState:
             self.call_in_loop(self._pause_changed)
 
     def _pause_changed(self) -> None:
-        _logger.info("%s: %s", self.label, "resumed" if self.pause_reason is None else f"paused: {self.pause_reason}")
+        logger.info("%s: %s", self.label, "resumed" if self.pause_reason is None else f"paused: {self.pause_reason}")
         self.wake_waiters()
         self.on_pause()
 
@@ -357,7 +355,7 @@ class TaskOwner:
         except BaseException as raised:
             # An element of a queue, for example; a future that was given has its result still.
             if wait.keeps_result and (lost := wait.results[0]) is not None and not asyncio.isfuture(awaitable):
-                _logger.warning("%s: a wait was cancelled as its result came, which is lost: %s", state.label, safe_repr(lost))
+                logger.warning("%s: a wait was cancelled as its result came, which is lost: %s", state.label, safe_repr(lost))
             close_unawaited(awaitable)
             state.mark_raised(raised)
             raise
@@ -445,7 +443,7 @@ class TaskOwner:
             state.request_stop(described)
             return
         if self._disowned is not None:
-            _logger.error("%s: %s, after %s", state.label, what, self._disowned, exc_info=error)
+            logger.error("%s: %s, after %s", state.label, what, self._disowned, exc_info=error)
             return
         # The waits end before anything is said about the error: that calls the error's own methods.
         first = not self.errors
@@ -457,7 +455,7 @@ class TaskOwner:
             state.call_in_loop(functools.partial(state.end_waits, error if first else None))
         if not first:  # the first one is raised; this one must not be lost
             add_note(self.errors[0], f"then {described}")
-            _logger.error("%s: %s after another failure", state.label, what, exc_info=error)
+            logger.error("%s: %s after another failure", state.label, what, exc_info=error)
 
     def raise_failure(self) -> None:
         """Raise the first failure, if there is one."""
@@ -516,7 +514,7 @@ async def end_tasks(owners: Sequence[TaskOwner], stop_grace_secs: float, cancel_
             owner.cancel_tasks(why)
         if not await ended(cancel_grace_secs):
             names = "; ".join(described().values())
-            _logger.warning("%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names)
+            logger.warning("%s: still active %s s after their cancellation: %s", what, cancel_grace_secs, names)
 
 
 # -- the producers of a wait: tasks without which it would never end

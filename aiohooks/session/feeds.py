@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -22,14 +21,13 @@ from aiohooks._aio.cancel import current_task, to_thread, wait_done
 from aiohooks._aio.clock import Waiters, current_clock
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Wait, close_unawaited
-from aiohooks._diagnostics import Waiting
+from aiohooks._diagnostics import Waiting, logger
 from aiohooks._validate import check_secs, checked_int
 from aiohooks.checkpoint.stateful import Stateful, is_stateful
 from aiohooks.errors import FeedsLostError, InvalidArgumentError, StopRequestedError, add_note, raise_unchanged, safe_repr
 from aiohooks.graph.session import Session, was_fed
 from aiohooks.session._state import Producer, Producers, SessionState, checked_producers
 
-_logger = logging.getLogger("aiohooks")
 _END: Any = object()
 _QueueShutDown: type[Exception] | tuple[()] = getattr(asyncio, "QueueShutDown", ())  # since Python 3.13
 _HOW_TO_KEEP_FEEDS = (
@@ -98,7 +96,7 @@ class SessionFeeds:
             kept = [name for name, one in session.tracked.items() if all(one is not each for each in fed)]
             if kept:
                 text = f"continues with the tracked objects {', '.join(map(repr, kept))} as the failed run has left them"
-                _logger.warning("%s: %s", self.state.label, text)
+                logger.warning("%s: %s", self.state.label, text)
             return
         step, reached, lost = restored.checkpoint.step, self._reached, self.lost_step
         self._reached, self.lost_step = step, min(lost, step)
@@ -110,12 +108,12 @@ class SessionFeeds:
     def _say_what_is_undone(self, text: str, are_lost: bool, come_again: bool, on_lost_feeds: str) -> None:
         if not are_lost:
             text += f" are undone{', and their feeds come again' if come_again else ''}"
-            _logger.warning("%s: %s", self.state.label, text)
+            logger.warning("%s: %s", self.state.label, text)
             return
         text += f", and with them their feeds, are gone; {_HOW_TO_KEEP_FEEDS}"
         if on_lost_feeds == "raise":
             raise FeedsLostError(f"the recovery {text}") from self.state.recovering_from
-        _logger.warning("%s: %s", self.state.label, text)
+        logger.warning("%s: %s", self.state.label, text)
 
 
 def source_of(
@@ -186,7 +184,7 @@ class _Source:
     def _is_draining(self, feeds: object) -> bool:
         if self._state.drain_reason is None:
             return False
-        _logger.info("%s: draining: no other element is taken of %s", self._state.label, safe_repr(feeds))
+        logger.info("%s: draining: no other element is taken of %s", self._state.label, safe_repr(feeds))
         return True
 
     def put_back(self, element: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import logging
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
@@ -16,7 +15,7 @@ from aiohooks._aio.cancel import current_task, shielded
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import RunWaits, Wait
 from aiohooks._aio.waits import Backoff, opening_until
-from aiohooks._diagnostics import Awaited, Waiting, secs_text
+from aiohooks._diagnostics import Awaited, Waiting, logger, secs_text
 from aiohooks._validate import check_choice, check_instance, checked_int
 from aiohooks.errors import (
     AbortedError,
@@ -38,8 +37,6 @@ from aiohooks.session.coordinator import Coordinator, coordinator_of
 from aiohooks.session.creators import ChiefSessionCreator, SessionCreator, restore_hooks
 from aiohooks.session.feeds import FeedsSetBack, SessionFeeds
 from aiohooks.stores._protocol import Position
-
-_logger = logging.getLogger("aiohooks")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -247,7 +244,7 @@ class SessionSupervisor(Waiting):
             chosen, hidden = hidden, chosen
             note = f"a background task had failed before: {safe_repr(hidden)}"
         if not add_note(chosen, note):
-            _logger.error("%s: %s", self.state.label, note, exc_info=hidden)
+            logger.error("%s: %s", self.state.label, note, exc_info=hidden)
         return chosen
 
     async def _replace(self, error: BaseException, step: int | None, waits: RunWaits | None) -> None:
@@ -280,7 +277,7 @@ class SessionSupervisor(Waiting):
         why = self.history.failed(error, step)
         if why is None:
             self.state.recoveries += 1
-            _logger.warning("%s: recovering from %s", self.state.label, safe_repr(error))
+            logger.warning("%s: recovering from %s", self.state.label, safe_repr(error))
             return None
         self.state.recovery_error = error
         for note in self.history.notes(why):
@@ -297,7 +294,7 @@ class SessionSupervisor(Waiting):
                 raise error
         except asyncio.CancelledError:
             if why is not None:
-                _logger.error("%s: recovery gave up: %s", state.label, why, exc_info=error)
+                logger.error("%s: recovery gave up: %s", state.label, why, exc_info=error)
             raise
         finally:
             del error
@@ -323,7 +320,7 @@ class SessionSupervisor(Waiting):
             try:
                 await session.aclose()
             except Exception as error:
-                _logger.warning("%s: closing its raw session failed", state.label, exc_info=error)
+                logger.warning("%s: closing its raw session failed", state.label, exc_info=error)
 
         await shielded(close(), grace_secs=self.state.grace_secs, what=f"closing the raw session of {state.label}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -11,6 +10,7 @@ from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import call_later
 from aiohooks._aio.observers import observing
 from aiohooks._aio.overlap import Overlap
+from aiohooks._diagnostics import logger
 from aiohooks._validate import call_error, check_callable
 from aiohooks.errors import InvalidArgumentError, SessionClosedError, StopRequestedError, safe_repr
 from aiohooks.graph.graph import Graph, Placeholder, T_co
@@ -20,7 +20,6 @@ from aiohooks.session._state import Producers, SessionState
 from aiohooks.session.feeds import FeedsAhead, FeedsSetBack, FeedWait, PlainFeeds, QueueFeeds, SessionFeeds
 from aiohooks.session.hook import SessionRunArgs
 
-_logger = logging.getLogger("aiohooks")
 T = TypeVar("T")
 StepFn = Callable[["StepContext"], Awaitable[T]]
 
@@ -160,7 +159,7 @@ class Steps(Generic[T_co]):
             except BaseException as error:
                 if isinstance(error, StopAsyncIteration):  # the `async for` ends as if the feeds had
                     state.record_end(f"a run ended with {safe_repr(error)}")
-                    _logger.info("%s: a run ended with %s, and with it the loop", state.label, safe_repr(error))
+                    logger.info("%s: a run ended with %s, and with it the loop", state.label, safe_repr(error))
                 if source is not None:
                     scope = state.waits.scope
                     made = scope is not None and scope is not before and scope.runner == id(current_task()) and scope.committed

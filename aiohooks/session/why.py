@@ -153,6 +153,7 @@ class _Server:
         self._runs: list[str] = []
         for state in list(OPEN_SESSIONS):
             self.note_run(state)
+        ON_OPEN.append(self.note_run)
         call_after_fork(self)
         atexit.register(self.stop)
         self._stopped = threading.Event()
@@ -197,19 +198,12 @@ class _Server:
         """Leave the socket to the parent; a child that is to answer enables it again, with its first session."""
         global _server
         self._socket.close()
+        ON_OPEN.remove(self.note_run)
         atexit.unregister(self.stop)
         _server = None
 
 
 _server: _Server | None = None
-
-
-def _note_run(state: SessionState) -> None:
-    if _server is not None:
-        _server.note_run(state)
-
-
-ON_OPEN.append(_note_run)
 
 
 def _answer() -> bytes:

@@ -256,7 +256,7 @@ class WaitRegistry:
         if raise_on_reset:
             self._reset_waiters[waiter] = None
         publishers = self._park_publishers(waiter, step)
-        timer = NO_TIMER
+        timer = None
         try:
             self._update_threshold()
             if secs is not None:
@@ -268,7 +268,8 @@ class WaitRegistry:
             # A stop of the session ends the wait, which is parked already, so that no advance is missed.
             result = await (waiter if session is None else session.until(waiter))
         finally:
-            timer.cancel()
+            if timer is not None:  # no call for nothing: many waits end together
+                timer.cancel()
             if publishers:
                 self._unpark_publishers(publishers, waiter)
             if raise_on_reset:

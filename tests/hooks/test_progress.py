@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.progress import Progress, ProgressHook, duration
+from aiohooks.hooks._observing import Progress, duration
+from aiohooks.hooks.progress import ProgressHook
 from aiohooks.testing import ManualClock
 from tests.support.extras import hide
 from tests.support.sessions import counting_graph, going_back, make_runs, run_session

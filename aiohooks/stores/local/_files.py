@@ -592,11 +592,9 @@ class RunFiles:
 
 
 def _is_at(path: Path, fd: int) -> bool:
-    try:
-        there, here = os.lstat(path), os.fstat(fd)
-    except FileNotFoundError:
-        return False
-    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    return False
 
 
 def _expire(state: RunState, lost: list[Member]) -> None:
