@@ -154,7 +154,10 @@ class References:
     def of(self, task: asyncio.Task[Any]) -> frozenset[int]:
         """Return the ids of those that the coroutines and callbacks of a task have."""
         links = [(frame, coro) for frame, coro in links_of(coroutine_of(task)) if frame is not None]
-        ahead: list[Any] = [one for frame, coro in links for one in (*gc.get_referents(coro), *_globals_of(frame))]
+        ahead: list[Any] = []
+        for frame, coro in links:
+            scope = {} if is_library(frame) else frame.f_globals  # with those of the user's own that a function names
+            ahead += [*gc.get_referents(coro), *(scope[name] for name in frame.f_code.co_names if name in scope)]
         ahead += [
             one for callback, _ in getattr(task, "_callbacks", None) or () for one in getattr(callback, "__closure__", None) or ()
         ]
@@ -169,12 +172,6 @@ class References:
         if (id(one), depth) not in self._known:
             self._known[id(one), depth] = one, own.union(*(self._within(value, depth - 1) for value in attributes.values()))
         return self._known[id(one), depth][1]
-
-
-def _globals_of(frame: types.FrameType) -> list[Any]:
-    """Return the global variables of the user's own that a function names."""
-    scope = {} if is_library(frame) else frame.f_globals
-    return [scope[name] for name in frame.f_code.co_names if name in scope]
 
 
 def inner_of(one: Any) -> Any:

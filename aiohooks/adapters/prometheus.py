@@ -123,7 +123,7 @@ class PrometheusHook(SessionRunHook):
     async def close(self, exc: BaseException | None) -> None:
         """Show the session no longer."""
         if self._sessions is not None:
-            self._sessions.remove(self._name)
+            del self._sessions.by_name[self._name]
             self._sessions = None
 
     def _samples(self) -> list[_Sample]:
@@ -224,17 +224,14 @@ class _Sessions(Collector):
     """The sessions that one registry shows, by name: each is what reads its values."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, Callable[[], list[_Sample]]] = {}
+        self.by_name: dict[str, Callable[[], list[_Sample]]] = {}
 
     def add(self, name: str, read: Callable[[], list[_Sample]]) -> None:
-        if name in self._sessions:
+        if name in self.by_name:
             raise InvalidArgumentError(
                 f"the registry shows a session named {name!r} already; give each session a `name`, or a registry of its own"
             )
-        self._sessions[name] = read
-
-    def remove(self, name: str) -> None:
-        del self._sessions[name]
+        self.by_name[name] = read
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without samples: the registry refuses other metrics of these names."""
@@ -242,7 +239,7 @@ class _Sessions(Collector):
 
     def collect(self) -> Iterable[Metric]:
         families = self._families()
-        for read in tuple(self._sessions.values()):
+        for read in tuple(self.by_name.values()):
             for name, labels, value in read():
                 if value is not None:
                     families[name].add_metric(labels, *(value if isinstance(value, tuple) else (value,)))

@@ -379,10 +379,9 @@ class EarlyStoppingHook(FetchingHook):
         if math.isfinite(number) and (self.best is None or self._sign * number < self._sign * self.best - self._min_delta):
             self.best, self.best_step, self.waited = number, step, 0
             self._since = step, now
-            if states is not None:
-                self.best_states = states
-            else:
-                self.best_states = snapshot({name: one.state_dict() for name, one in self._restore_best.items()}, HostMemory())
+            self.best_states = states or snapshot(
+                {name: one.state_dict() for name, one in self._restore_best.items()}, HostMemory()
+            )
         else:
             self.waited += 1
             self._since = self._since or (step, now)

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from aiohooks.graph.session import Session
     from aiohooks.session.coordinator import Coordinator
 
-_logger = logging.getLogger("aiohooks.hooks")
 _MAX_WARNINGS = 5
 _MAX_BLOCKERS = 100
 BUCKET_SECS: tuple[float, ...] = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
@@ -123,7 +122,7 @@ class HookTimingHook(SessionRunHook):
         self._every = every
         self._warn_secs = warn_secs
         self._lag_interval_secs = lag_interval_secs
-        self._logger = logger or _logger
+        self._logger = logger or logging.getLogger("aiohooks.hooks")
         self._times: list[PhaseTime] = []
         self._watched: list[SessionRunHook] = []
         self._replaced: list[tuple[SessionRunHook, str, Any]] = []

@@ -170,12 +170,11 @@ def unreliable(function: Callable[P, Awaitable[T]], *errors: Callable[[], Except
             return f"a call of {name} fails with {getattr(failure[0], '__name__', 'an error')}{failure[1]}"
 
         failure = run.choose("failure", failures, describe)
-        if failure and not failure[1]:
-            raise run.injected(failure[0]())
-        answer = await function(*args, **keywords)
-        if failure:
-            raise run.injected(failure[0]())
-        return answer
+        if not failure:
+            return await function(*args, **keywords)
+        if failure[1]:
+            await function(*args, **keywords)
+        raise run.injected(failure[0]())
 
     return call
 
