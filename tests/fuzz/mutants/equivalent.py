@@ -76,7 +76,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "if type(by) is not int or by < 1:  =>  if type(by) is not int or (by <= 1):",
     ): "1 is checked once more, and is right",
     ("aiohooks/stores/memory.py", "MemoryStepStore.lead", "self._terms += 1  =>  self._terms += 2"): _COMPARED,
-    ("aiohooks/stores/_membership.py", "RunWatcher._end_grace", "self._grace = None  =>  pass"): "its timer has ended",
     (
         "aiohooks/stores/_membership.py",
         "RunWatcher.__init__",
