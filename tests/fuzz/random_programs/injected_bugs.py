@@ -161,9 +161,9 @@ def stop_is_forgotten(request_stop: Method, *args: Any) -> None:
     pass
 
 
-@bug(Values, "put", "values")
-def variables_are_committed_twice(put: Method, self: Values, values: dict[str, Any]) -> None:
-    put(self, {name: value + 1 for name, value in values.items()})
+@bug(Values, "prepare", "values")
+def variables_are_committed_twice(prepare: Method, *args: Any) -> dict[str, Any]:
+    return {name: value + 1 for name, value in prepare(*args).items()}
 
 
 @bug(Session, "run", "values")
