@@ -35,8 +35,6 @@ _BLOCKED_SECS = 0.5
 """How long a block is that is warned of at least; one of twice that time always is."""
 logger = logging.getLogger("aiohooks")
 Frames = tuple[types.FrameType, ...]
-
-
 Needs = Literal["all", "any", "perhaps"]
 
 
