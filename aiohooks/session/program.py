@@ -48,11 +48,17 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
 
 
 def _note_waits(runner: asyncio.Runner) -> list[str]:
-    """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised does not say it."""
+    """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised does not say it.
+
+    The next Ctrl-C is raised where the program is, but not in the loop or the library: what that would lose, such as the
+    continuation of a task, the runner would wait for indefinitely. Then it is raised by a callback of its own.
+    """
     waits: list[str] = []
+    is_sent = False
     interrupt: Any = getattr(runner, "_on_sigint", None)  # which `run` gives to the signal
 
-    def on_sigint(_: object, signum: int, frame: object, main_task: asyncio.Task[Any]) -> None:
+    def on_sigint(_: object, signum: int, frame: types.FrameType | None, main_task: asyncio.Task[Any]) -> None:
+        nonlocal is_sent
         try:
             if not waits and asyncio.current_task(runner.get_loop()) is None:  # the loop is idle
                 waits.append("")  # first: a second Ctrl-C may come while this one imports
@@ -62,7 +68,18 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
         except Exception as error:
             waits[0] = f"what the program waited for could not be found out: {error!r}"
         finally:  # whatever comes, the program ends
-            interrupt(signum, frame, main_task)
+            try:
+                interrupt(signum, frame, main_task)
+            except KeyboardInterrupt as end:
+                in_program = frame is None or not frame.f_code.co_filename.startswith(_FOLDED)
+                if in_program or is_sent or main_task.done():
+                    raise
+                is_sent = True
+                runner.get_loop().call_soon_threadsafe(raise_interrupt, end, main_task)
+
+    def raise_interrupt(end: KeyboardInterrupt, main_task: asyncio.Task[Any]) -> None:
+        if not main_task.done():
+            raise end
 
     if interrupt is not None:
         # A method as before: by it a session knows the handler of a runner from one of the program's own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -174,6 +175,36 @@ def test_no_interrupt_is_lost_while_the_program_is_explained(
     with pytest.raises(KeyboardInterrupt) as raised:
         ah.run(main)
     assert raised.value.__notes__ == [note]
+
+
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_a_second_interrupt_loses_no_callback(in_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is raised where the program is; in the code of the loop, where a callback would be lost, by one of its own."""
+    monkeypatch.setattr(program, "_new_event_loop", asyncio.new_event_loop)
+    done: list[str] = []
+
+    async def clean_up() -> None:
+        try:
+            await forever()
+        finally:
+            done.append("cleaned up")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(clean_up())
+        frame: Any = sys._getframe()
+        while in_loop and frame.f_code.co_name != "_run_once":
+            frame = frame.f_back
+        interrupt: Any = signal.getsignal(signal.SIGINT)
+        interrupt(signal.SIGINT, frame)
+        with contextlib.suppress(asyncio.CancelledError):
+            await forever()
+        interrupt(signal.SIGINT, frame)
+        done.append("continued")
+        await task
+
+    with pytest.raises(KeyboardInterrupt):
+        ah.run(main)
+    assert done == ["continued", "cleaned up"] if in_loop else ["cleaned up"]
 
 
 # -- after a signal
