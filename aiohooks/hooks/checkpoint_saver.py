@@ -139,6 +139,7 @@ class CheckpointSaverHook(ScheduledHook):
         self._seen_step: int | None = None  # by all hooks
         self._evaluated: tuple[int, dict[str, float]] = -1, {}
         self._last: Checkpoint | None = None  # also while it is written
+        self._steps: set[int] = set()  # of the checkpoints of this session
         self._evaluators: list[EvaluatorHook] = []
         self._effects: list[EffectsHook] = []
         self._epoch = 0
@@ -172,21 +173,24 @@ class CheckpointSaverHook(ScheduledHook):
         self._seen_step = step
         if not first or self._timer.last_step is None:  # else it continues from a checkpoint
             self._timer.start(step, self._now())
-        if first:
-            self._evaluators = [one for one in session.stateful_hooks().values() if isinstance(one, EvaluatorHook)]
-            for one in self._evaluators:
-                one.observers.append(self._judge)
         session.saved = True
         if self.saves_for(session):
             self._effects = [one for one in session.stateful_hooks().values() if isinstance(one, EffectsHook)]
         if session.restored is not None:
             self._last = session.restored.checkpoint
+            self._steps.add(self._last.step)
         elif first and (checkpoints := await self._saver.checkpoints()):
             logger.warning(
                 "%s has a checkpoint of step %d, and this session begins at step %d without it; "
                 "to continue from it, use ChiefSessionCreator(graph, checkpoint_dir=...)",
                 *(Path(self._saver.checkpoint_dir), checkpoints[0].step, step),
             )
+        if first:
+            self._evaluators = [one for one in session.stateful_hooks().values() if isinstance(one, EvaluatorHook)]
+            for one in self._evaluators:
+                for evaluated, result in one.results.items():  # before this call, as `at_begin`
+                    await self._judge(evaluated, result, True)
+                one.observers.append(self._judge)
         if first and self._save_on_begin and not self._is_saved(step):
             await self._save(session)
             self._raise_failure()
@@ -314,7 +318,7 @@ class CheckpointSaverHook(ScheduledHook):
         values: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
         numbers = {str(tag): float(number) for tag, value in values.items() if (number := scalar(value)) is not None}
         self._evaluated = step, {**self._evaluated_at(step), **numbers}
-        if self._is_saved(step) and numbers:
+        if step in self._steps and numbers:
             if self._write_task is not None:
                 await asyncio.wait([self._write_task])
             try:
@@ -340,6 +344,7 @@ class CheckpointSaverHook(ScheduledHook):
         state, marks = session.state_dict(), [one.mark() for one in self._effects]
         metrics = {**({} if again is None else again.metrics), **checked_numbers(self._results), **self._evaluated_at(step)}
         self._last = Checkpoint(step, 0, metrics, interim=interim)
+        self._steps.add(step)
         if interim:
             metrics = {**metrics, INTERIM: 1.0}
         self._write_task = new_task(self._write(session, state, step, metrics, marks), f"save of step {step}")

@@ -38,7 +38,7 @@ _HOW_TO_KEEP_FEEDS = (
 Feeds: TypeAlias = AsyncIterable[Any] | Iterable[Any] | asyncio.Queue[Any]
 """What the runs of a loop are fed with, one element each."""
 WaitForFeed = Callable[..., Awaitable[None]]
-"""Awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
+"""Calls and awaits what gives the next element, until a stop, a failure, the end of its producers, a drain or a time limit."""
 
 
 class SessionFeeds:
@@ -82,6 +82,12 @@ class SessionFeeds:
         """Read on for those who wait, from the state that the feeds have now."""
         for feeds in self.ahead:
             feeds.continue_reading()
+
+    def recover_for_waits(self) -> None:
+        """Let those recover, or fail, who wait for feeds, which nothing reads: a recovery was cancelled, or has given up."""
+        for wait in tuple(self.state.stoppable):
+            if isinstance(wait, FeedWait):
+                wait.on_recoverable()
 
     def note_new_session(self, session: Session, on_lost_feeds: Literal["log", "raise"]) -> None:
         """Take back what is in use if the feeds were restored; say what was undone, and what a session in memory has kept."""
@@ -253,7 +259,7 @@ class QueueFeeds(_Source):
             drains = self._producers is None and state.drain_reason is None
             producers = self._producers or (None if state.drain_reason is None else ())
             try:
-                await wait_for(self._get(), producers, drain=drains, secs=None if ends_at is None else ends_at - now)
+                await wait_for(self._get, producers, drain=drains, secs=None if ends_at is None else ends_at - now)
             except StopRequestedError:
                 if state.whole.should_stop() or not (drains or self._left):
                     raise
@@ -348,7 +354,7 @@ class FeedsAhead(_Source, Waiting):
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         """Wait until `take` has a result. No element is lost with this wait."""
         while not self.is_ready:  # another task may be faster
-            await wait_for(self._wait_ready())
+            await wait_for(self._wait_ready)
 
     async def _wait_ready(self) -> None:
         self._asking += 1
@@ -415,9 +421,11 @@ class FeedsAhead(_Source, Waiting):
         if self._stateful is None:
             return
         self._restoring = True
-        if self._reader is not None:
-            self._reader.cancel()
-            await wait_done([self._reader], self._state.grace_secs)
+        if (reader := self._reader) is not None:
+            reader.cancel()
+            await wait_done([reader], self._state.grace_secs)
+            if reader.done():
+                self._reader = None  # also if it was cancelled before it began
             self._ended, self._failure = False, None
 
     def note_restored(self) -> None:
@@ -517,15 +525,15 @@ class FeedsAhead(_Source, Waiting):
 class FeedWait(Wait[Any]):
     """A wait for feeds: a failure from which the session recovers does not end it, but is passed to `on_recoverable`."""
 
-    __slots__ = ("_on_recoverable", "_state")
+    __slots__ = ("_state", "on_recoverable")
 
     def __init__(self, state: SessionState, on_recoverable: Callable[[], None]) -> None:
         super().__init__("next feed")
         self._state = state
-        self._on_recoverable = on_recoverable
+        self.on_recoverable: Callable[[], None] = on_recoverable
 
     def end(self, cause: BaseException) -> None:
         if self._state.recovers(cause):
-            self._on_recoverable()
+            self.on_recoverable()
         else:
             super().end(cause)

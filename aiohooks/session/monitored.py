@@ -193,13 +193,13 @@ class AsyncMonitoredSession(Requests):
         """Make one attempt of a run, which the state's `waits` can end: hooks and operations that may wait are concurrent."""
         state, supervisor, hooks, options = self._state, self._supervisor, self._hooks, request[2]
         waits = state.waits
-        if self._feeds.set_back and current_task() in self._feeds.set_back:
-            raise FeedsSetBack
         if options is not None:
             check_mapping(options, "options")
         session = state.session
         if session is None or state.current.errors:
             session = await supervisor.session_of_run(waits)
+        if self._feeds.set_back and current_task() in self._feeds.set_back:
+            raise FeedsSetBack
         step = session.global_step.latest.step + 1
         recording = waits.recording
         if hooks.in_runs or recording is not None:

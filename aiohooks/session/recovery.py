@@ -268,6 +268,7 @@ class SessionSupervisor(Waiting):
                     error, step = again, None
         except BaseException as raised:
             self.state.mark_raised(raised)
+            self._feeds.recover_for_waits()
             raise
         finally:
             del error  # the traceback of what is raised has this frame
@@ -352,7 +353,13 @@ class SessionSupervisor(Waiting):
         if self.state.current.errors:
             raise self.state.current.errors[0]
         session = self.state.session
-        return await self._new_session(waits) if session is None else session
+        if session is not None:
+            return session
+        try:
+            return await self._new_session(waits)
+        except BaseException:
+            self._feeds.recover_for_waits()
+            raise
 
     async def _new_session(self, waits: RunWaits | None) -> Session:
         """Create a session in a run: in a recovery, or after one that was cancelled."""

@@ -145,9 +145,6 @@ class Steps(Generic[T_co]):
             element = fed = None
             if source is not None:
                 if not isinstance(source, PlainFeeds):
-                    # A recovery that was cancelled leaves no session, and nothing reads the feeds.
-                    if state.session is None or (state.current.errors and state.recovers(state.current.errors[0])):
-                        await self._session.run_step_fn(_do_nothing)
                     await source.wait_ready(self._wait_for_feed)
                 element = source.take()
                 fed = self._feed_dict(element)
@@ -187,7 +184,12 @@ class Steps(Generic[T_co]):
         return [] if self._source is None else self._source.unused
 
     async def _wait_for_feed(
-        self, wait: Awaitable[Any], producers: Producers | None = None, *, drain: bool = False, secs: float | None = None
+        self,
+        wait: Callable[[], Awaitable[Any]],
+        producers: Producers | None = None,
+        *,
+        drain: bool = False,
+        secs: float | None = None,
     ) -> None:
         """Wait for the next feed. A recovery may run beside the wait, as cancelling it would end a generator of feeds."""
         state = self._state
@@ -195,8 +197,11 @@ class Steps(Generic[T_co]):
         late = StopRequestedError(f"the rest of the batch did not come in {secs} s")
         timer = call_later(secs, lambda: Overlap.end(feed_wait, late))
         try:
+            # Nothing reads feeds during a recovery, nor after one that was cancelled; and all waits end then.
+            if state.session is None or (state.current.errors and state.recovers(state.current.errors[0])):
+                await self._session.run_step_fn(_do_nothing)
             with observing(state.observers, "feed", "next feed"):
-                await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait, producers, drain=drain))
+                await self._run_lock.wait_between_runs(state.current.until(feed_wait, wait(), producers, drain=drain))
         finally:
             timer.cancel()
 

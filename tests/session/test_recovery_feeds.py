@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
+from aiohooks._aio.clock import sleep
+from aiohooks.testing import choose, explore
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import do_nothing, recovery_policy, use_up
@@ -215,6 +217,123 @@ async def test_what_two_loops_put_back_is_in_order(count: int, order: int) -> No
         holds.set()
         await use_up(steps)
         assert await session.run("seen") == ALL[:count]
+
+
+class Slow(Async):
+    """The same, whose elements may take time."""
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, int]]:
+        for one in Anew.__iter__(self):
+            await sleep(choose(0, 0.01))
+            yield one
+
+
+async def train_beside_requests(folder: Path) -> None:
+    """Use up tracked feeds with time limits, beside requests that have time limits, and that recover."""
+    feed, kept = Slow(4), list[tuple[int, ...]]()
+    graph = ah.Graph()
+    graph.placeholder("number")
+    graph.variable("made", ())
+
+    @graph.train_op(updates="made")
+    async def train(made: tuple[int, ...], number: int) -> tuple[int, ...]:
+        await sleep(choose(0, 0.01))
+        return (*made, number)
+
+    @graph.operation
+    async def look(made: tuple[int, ...]) -> None:
+        if choose(False, True, name="lost"):
+            raise ah.AbortedError("lost")
+
+    @ah.hook("after_create_session")
+    async def connect(session: ah.Session, coord: ah.Coordinator) -> None:
+        await sleep(choose(0, 0.01))
+
+    @ah.hook("end")
+    async def keep(session: ah.Session) -> None:
+        kept.append(session.variables.snapshot()["made"])
+
+    async def request() -> None:
+        for _ in range(3):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(choose(None, 0.01, 0.015)):
+                    await session.run("look")
+
+    policy = recovery_policy(max_attempts=1000, no_progress_limit=1000, backoff=ah.Backoff(0.01, jitter=False))
+    creator = ah.ChiefSessionCreator(graph, checkpoint_dir=folder, scaffold=ah.Scaffold(tracked={"feed": feed}))
+    hooks = [ah.CheckpointSaverHook(save_on_end=False), connect, keep]
+    async with ah.AsyncMonitoredSession(creator, hooks, recovery=policy) as session:
+        requests = [asyncio.create_task(request()) for _ in range(2)]
+        steps, ended = session.steps("train", feeds=feed), False
+        while not ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(choose(None, 0.015)):
+                    await use_up(steps)
+                    ended = True
+        await asyncio.gather(*requests)
+    assert kept == [(1, 2, 3, 4)]
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
+async def test_a_loop_uses_each_element_once_beside_recoveries_of_other_tasks() -> None:
+    """Recoveries of requests that run beside the loop, and are cancelled anywhere: it does not end early, nor wait forever."""
+    await explore(train_beside_requests, seeds=50, disturb=["order", "choice"])
+
+
+async def test_a_batch_is_waited_for_over_a_recovery() -> None:
+    """A recovery of another task while a queue has a part of a batch does not end the loop."""
+    queue, used = asyncio.Queue[int](), list[list[int]]()
+
+    async def step(batch: list[int]) -> None:
+        if not batch and queue.empty():
+            raise ah.AbortedError("lost")
+        used.append(batch)
+
+    async def put_when_closed() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            queue.put_nowait(2)
+            await ticks(10)
+            queue.put_nowait(3)
+
+    async def connect(session: ah.Session, coord: ah.Coordinator) -> None:
+        if not used:
+            used.append([])
+            coord.start_soon(put_when_closed)
+
+    hooks = [ah.LambdaHook(after_create_session=connect)]
+    async with ah.AsyncMonitoredSession(step, hooks, recovery=recovery_policy(backoff=ah.Backoff(0))) as session:
+        queue.put_nowait(1)
+        loop = asyncio.create_task(use_up(session.steps((), feeds=queue, batch=3)))
+        await ticks()
+        await session.run((), {"batch": []})
+        await ticks(20)
+        assert not loop.done()
+        loop.cancel()
+        await asyncio.wait([loop])
+    assert sorted(used) == [[], [], [1, 2, 3]]
+
+
+async def test_waits_end_when_recovery_gives_up() -> None:
+    """A loop that waits for feeds ends when the recovery of another task has given up, and with it other waits."""
+
+    async def step(number: int) -> None:
+        raise ah.AbortedError("lost")
+
+    async def never() -> AsyncIterator[int]:
+        await asyncio.Event().wait()
+        yield 1
+
+    async with ah.AsyncMonitoredSession(step, recovery=recovery_policy(max_attempts=0)) as session:
+        waits = [use_up(session.steps((), feeds=never())), session.until(asyncio.Event().wait())]
+        tasks = [asyncio.create_task(one) for one in waits]
+        await ticks()
+        with pytest.raises(ah.AbortedError, match="lost"):
+            await session.run((), {"number": 1})
+        for task in tasks:
+            with pytest.raises(ah.errors.RecoveryExhaustedError, match="given up on AbortedError"):
+                await task
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
