@@ -125,13 +125,14 @@ class _ReadyQueue(deque[asyncio.Handle]):
     def popleft(self) -> asyncio.Handle:
         first: dict[asyncio.Task[Any], int] = {}
         plain: list[int] = []
-        for index, handle in enumerate(self):
+        handles = [*self]  # a thread may add one at any time
+        for index, handle in enumerate(handles):
             task = None if handle.cancelled() else _task_of(handle)
             if task is None:
                 plain.append(index)
             elif task not in first:
                 first[task] = index
-        count = len(self)
+        count = len(handles)
         if self._callbacks is None or not first:
             is_after_task = self._callbacks is None
             self._callbacks = len(plain)
