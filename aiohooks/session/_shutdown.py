@@ -100,6 +100,9 @@ class Shutdown:
                 if error is None and state.session is not None and state.recovery_error is None:
                     await self._hooks.end(state.session, failures)
                     error = _single(failures, "end")
+                elif error is None and state.recovery_error is None:
+                    what = "its last recovery was cancelled, so that it has no raw session: `end` of the hooks is not called"
+                    _logger.warning("%s: %s, and nothing is saved", state.label, what)
         except BaseException as raised:
             self._keep(error, raised)
             self._report(failures, after=raised)

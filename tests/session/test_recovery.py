@@ -196,6 +196,22 @@ async def train_with_time_limits() -> None:
     assert ([*dict.fromkeys(used)], phases.phases()[-2:]) == ([0, 1, 2, 3], ["end", "close"])
 
 
+async def test_an_end_after_a_cancelled_recovery_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the recovery of a request was cancelled, there is no session to call `end` of the hooks with: a warning says so."""
+    phases = RecordingHook()
+
+    async def step() -> None:
+        raise ah.AbortedError("lost")
+
+    async with ah.AsyncMonitoredSession(step, [phases], recovery=recovery_policy(backoff=ah.Backoff(3600))) as session:
+        request = asyncio.create_task(session.run(()))
+        await ticks(10)
+        request.cancel()
+        await asyncio.wait([request])
+    assert phases.phases() == ["begin", "after_create_session", "before_run", "close"]
+    assert "its last recovery was cancelled" in caplog.text
+
+
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # what is explored has a loop of its own
 async def test_a_loop_continues_after_a_cancel_anywhere_in_a_recovery() -> None:
     """In the pause, in the creation of the session, in a hook's part of it: the next step makes another session."""
