@@ -13,7 +13,17 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from weakref import WeakSet
 
@@ -46,6 +56,10 @@ class SessionFeeds:
 
     def __init__(self, state: SessionState) -> None:
         self.state: SessionState = state
+        self.sources: WeakSet[Source] = WeakSet()
+        """All sources that are referred to."""
+        self.kept: set[Source] = set()
+        """Those that a loop has left with elements for another loop over the same feeds."""
         self.ahead: list[FeedsAhead] = []
         """The feeds that a task reads."""
         self.set_back: set[asyncio.Task[Any]] = set()
@@ -56,6 +70,21 @@ class SessionFeeds:
         """The last step that used an element which does not come again."""
         self._reached = -1
         """The last step before a recovery, or -1."""
+
+    def earlier(self, feeds: object) -> Source | None:
+        """Return the source of another loop over feeds that continue where it has left them: they do not begin with each loop."""
+        if isinstance(feeds, (asyncio.Queue, Iterator, AsyncIterator)) or is_stateful(feeds):
+            return next((one for one in self.sources if one.feeds is feeds and not one.is_used_up), None)
+        return None
+
+    def keep(self, source: Source) -> None:
+        """Keep the elements of a loop that has ended, for another one over the same feeds."""
+        self.kept = {one for one in (*self.kept, source) if one.unused}
+
+    @property
+    def unused(self) -> int:
+        """The number of elements that were taken and not used."""
+        return sum({id(one.left): len(one.left) for one in self.sources}.values())
 
     def are_tracked(self, one: FeedsAhead) -> bool:
         """Return whether a recovery that restores the session sets these feeds back."""
@@ -163,8 +192,13 @@ def source_of(
             f"feeds is {safe_repr(what)}; give something to iterate over, sync or async, that has an element for each step, "
             "or an asyncio.Queue"
         )
-    if getattr(what, "gi_frame", what) is None or getattr(what, "ag_frame", what) is None:
+    earlier = session.earlier(what)
+    has_ended = getattr(what, "gi_frame", what) is None or getattr(what, "ag_frame", what) is None
+    if has_ended and not (earlier and earlier.unused):
         raise InvalidArgumentError(f"feeds is {what!r}, which has ended; a generator gives its elements once: make a new one")
+    if isinstance(earlier, FeedsAhead):
+        earlier.set_options(prefetch, thread=thread)
+        return earlier
     if isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(what):
         return FeedsAhead(session, what, prefetch, thread=thread)
     return PlainFeeds(session, what)
@@ -174,18 +208,34 @@ class FeedsSetBack(BaseException):
     """Ends a run whose feeds a recovery has set back: its element comes again, behind those that were used before it."""
 
 
-class _Source:
+class Source:
     """What each source has: the elements that were taken and not used, and a note of those that made steps."""
 
-    def __init__(self, session: SessionFeeds) -> None:
+    def __init__(self, session: SessionFeeds, feeds: object) -> None:
+        self.feeds: Any = feeds
         self._session = session
         self._state = session.state
-        self._left: deque[Any] = deque()
+        self.left: deque[Any] = deque()
+        """The elements that were taken and not used, in order; all loops over the same feeds have the same."""
+        if (earlier := session.earlier(feeds)) is not None:
+            if type(earlier) is type(self):
+                self.left = earlier.left
+            elif earlier.unused:
+                raise InvalidArgumentError(
+                    f"feeds is {safe_repr(feeds)}, of which a loop without prefetch= and thread= has taken {len(earlier.left)} "
+                    "that no step has used: use them first, in another loop without"
+                )
+        session.sources.add(self)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether another loop over the same feeds begins anew."""
+        return False
 
     @property
     def unused(self) -> list[Any]:
         """The elements that were taken and not used, in order."""
-        return [*self._left]
+        return [*self.left]
 
     def _is_draining(self, feeds: object) -> bool:
         if self._state.drain_reason is None:
@@ -195,7 +245,7 @@ class _Source:
 
     def put_back(self, element: Any) -> None:
         """Make an element the next one again: the run that got it has changed nothing."""
-        self._left.appendleft(element)
+        self.left.appendleft(element)
 
     def use(self, element: Any) -> None:
         """Count an element as used: its run is complete."""
@@ -204,16 +254,16 @@ class _Source:
             self._session.lost_step = session.committed_step
 
 
-class PlainFeeds(_Source):
+class PlainFeeds(Source):
     """An iterable, which is asked for an element when a step begins, and in a drain no more."""
 
     def __init__(self, session: SessionFeeds, feeds: Iterable[Any]) -> None:
-        super().__init__(session)
+        super().__init__(session, feeds)
         self._iterator = iter(feeds)
 
     def take(self) -> Any:
-        if self._left:
-            return self._left.popleft()
+        if self.left:
+            return self.left.popleft()
         if self._is_draining(self._iterator):
             raise StopAsyncIteration
         try:
@@ -225,7 +275,7 @@ class PlainFeeds(_Source):
             raise StopAsyncIteration from None
 
 
-class QueueFeeds(_Source):
+class QueueFeeds(Source):
     """A queue, of which each step gets an element, or with `batch` a list of up to so many; counts in it what was used."""
 
     def __init__(
@@ -236,7 +286,7 @@ class QueueFeeds(_Source):
         batch: int | None,
         max_wait_secs: float | None,
     ) -> None:
-        super().__init__(session)
+        super().__init__(session, queue)
         self._queue = queue
         self._producers = producers
         self._batch = batch
@@ -246,12 +296,12 @@ class QueueFeeds(_Source):
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         """Wait until there is an element, and then for the rest of its batch. What was taken stays here if this is cancelled."""
         state, ends_at = self._state, None
-        while len(self._left) < (self._batch or 1) and not self._ended:
+        while len(self.left) < (self._batch or 1) and not self._ended:
             if not self._queue.empty():
-                self._left.append(self._queue.get_nowait())
+                self.left.append(self._queue.get_nowait())
                 continue
             now = current_clock().now()
-            if self._left and ends_at is None and self._max_wait_secs is not None:
+            if self.left and ends_at is None and self._max_wait_secs is not None:
                 ends_at = now + self._max_wait_secs
             if ends_at is not None and now >= ends_at:
                 break
@@ -261,26 +311,26 @@ class QueueFeeds(_Source):
             try:
                 await wait_for(self._get, producers, drain=drains, secs=None if ends_at is None else ends_at - now)
             except StopRequestedError:
-                if state.whole.should_stop() or not (drains or self._left):
+                if state.whole.should_stop() or not (drains or self.left):
                     raise
                 if not drains:
                     break  # the rest of the batch is not to come
 
     async def _get(self) -> None:
         try:
-            self._left.append(await self._queue.get())
+            self.left.append(await self._queue.get())
         except _QueueShutDown:
             self._ended = True
 
     def take(self) -> Any:
-        if not self._left:
+        if not self.left:
             raise StopAsyncIteration
         if self._batch is None:
-            return self._left.popleft()
-        return [self._left.popleft() for _ in range(min(self._batch, len(self._left)))]
+            return self.left.popleft()
+        return [self.left.popleft() for _ in range(min(self._batch, len(self.left)))]
 
     def put_back(self, element: Any) -> None:
-        self._left.extendleft([element] if self._batch is None else reversed(element))
+        self.left.extendleft([element] if self._batch is None else reversed(element))
 
     def use(self, element: Any) -> None:
         super().use(element)
@@ -300,7 +350,7 @@ class _Taken(NamedTuple):
     number: int
 
 
-class FeedsAhead(_Source, Waiting):
+class FeedsAhead(Source, Waiting):
     """Reads feeds in one task of the session, in order, up to `ahead` elements further than was asked for.
 
     The task begins with the first element. It ends with the feeds, in a drain before the next element, at a stop or with the
@@ -311,12 +361,12 @@ class FeedsAhead(_Source, Waiting):
     """
 
     def __init__(self, session: SessionFeeds, feeds: AsyncIterable[Any] | Iterable[Any], ahead: int, *, thread: bool) -> None:
-        super().__init__(session)
-        self.feeds: AsyncIterable[Any] | Iterable[Any] = feeds
+        super().__init__(session, feeds)
+        self.feeds: AsyncIterable[Any] | Iterable[Any]
         self._stateful = cast("Stateful", feeds) if is_stateful(feeds) else None
         self._ahead = ahead
         self._thread = thread
-        self._left: deque[_Taken]
+        self.left: deque[_Taken]
         self._read_state: Any = None
         """The state of the feeds behind the element that was read last."""
         self._number = 0
@@ -334,9 +384,18 @@ class FeedsAhead(_Source, Waiting):
         self._changes = Waiters()
         """Of the reader, which waits for room, and of those who wait for elements; each looks again after a change."""
 
+    def set_options(self, ahead: int, *, thread: bool) -> None:
+        """Read on as another loop over the same feeds asks for."""
+        self._ahead, self._thread = ahead, thread
+        self._changes.wake()
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._ended and not self.left and not self.in_use
+
     @property
     def unused(self) -> list[Any]:
-        return [one.element for one in self._left]
+        return [one.element for one in self.left]
 
     @property
     def own_reader(self) -> asyncio.Task[None] | None:
@@ -349,7 +408,7 @@ class FeedsAhead(_Source, Waiting):
     @property
     def is_ready(self) -> bool:
         """Whether `take` has a result: an element, a failure or the end."""
-        return bool(self._left) or self._failure is not None or self._ended
+        return bool(self.left) or self._failure is not None or self._ended
 
     async def wait_ready(self, wait_for: WaitForFeed) -> None:
         """Wait until `take` has a result. No element is lost with this wait."""
@@ -372,14 +431,14 @@ class FeedsAhead(_Source, Waiting):
 
     def take(self) -> Any:
         """Return the next element, for a run of the current task."""
-        if not self._left and self._failure is not None:
+        if not self.left and self._failure is not None:
             error, self._failure = self._failure, None
             raise_unchanged(error)
-        if not self._left:
+        if not self.left:
             if not self.in_use and self in self._session.ahead:
                 self._session.ahead.remove(self)  # not before: a recovery may restore feeds that have been read to the end
             raise StopAsyncIteration
-        taken = self.in_use[current_task()] = self._left.popleft()
+        taken = self.in_use[current_task()] = self.left.popleft()
         self._changes.wake()
         return taken.element
 
@@ -388,7 +447,7 @@ class FeedsAhead(_Source, Waiting):
         if taken is None:
             return  # these feeds were restored meanwhile
         if self._reader is not None or self._stateful is None:
-            self._left.insert(sum(one.number < taken.number for one in self._left), taken)
+            self.left.insert(sum(one.number < taken.number for one in self.left), taken)
         elif taken.number < self._number:  # else another loop has put an earlier one back
             self._stateful.load_state_dict(taken.before)
             self._number, self._ended, self._failure = taken.number, False, None  # what is behind the element comes again
@@ -414,7 +473,7 @@ class FeedsAhead(_Source, Waiting):
     @property
     def _asked_state(self) -> Any:
         """The state of the feeds behind the element that was asked for last."""
-        return self._left[0].before if self._left else self._read_state
+        return self.left[0].before if self.left else self._read_state
 
     async def stop_reading(self) -> None:
         """Stop reading feeds whose state is about to be restored; they are read anew from there, after `continue_reading`."""
@@ -453,8 +512,8 @@ class FeedsAhead(_Source, Waiting):
             self._reader = None
             if not used and self._stateful is not None:
                 self._stateful.load_state_dict(self._asked_state)
-                self._number = self._left[0].number if self._left else self._number
-                self._left.clear()
+                self._number = self.left[0].number if self.left else self._number
+                self.left.clear()
 
     async def _take_all(self) -> None:
         """Take the elements in one task: what a generator has around its `yield`, such as a time limit, belongs to a task."""
@@ -470,12 +529,12 @@ class FeedsAhead(_Source, Waiting):
             await self._close(iterator)
         self._ended = True
         self._changes.wake()
-        while self._left:  # their states are known until they are used
+        while self.left:  # their states are known until they are used
             await self._changes.wait()
 
     async def _take_next(self, iterator: Any) -> bool:
         """Take the next element when there is room for it; return whether there was one."""
-        while len(self._left) >= max(self._ahead, bool(self._asking)):
+        while len(self.left) >= max(self._ahead, bool(self._asking)):
             await self._changes.wait()
         if self._is_draining(self.feeds):
             return False
@@ -503,7 +562,7 @@ class FeedsAhead(_Source, Waiting):
         finally:  # a thread ends with its element, also after a cancel
             for element, behind in taken:
                 if element is not _END:
-                    self._left.append(_Taken(element, self._read_state, self._number))
+                    self.left.append(_Taken(element, self._read_state, self._number))
                     self._read_state, self._number = behind, self._number + 1
             self._changes.wake()
         return taken[0][0] is not _END

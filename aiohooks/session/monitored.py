@@ -309,7 +309,7 @@ class AsyncMonitoredSession(Requests):
                 out of the step that would have got the element. At the end the iterator is closed. Feeds with a `state_dict`
                 and a `load_state_dict` count what was used: a checkpoint that tracks them has that state, a recovery that
                 restores it continues with them from there, and at a stop they are set back to it. Of others, `unused` of the
-                returned object has what was taken and not used.
+                returned object has what was taken and not used; another loop over the same iterator gets it first.
             thread: whether a worker thread takes the elements, of an iterable that blocks. A stop waits for the thread, for at
                 most the grace period.
             batch: of a queue, how many elements make the list that a step is fed with; the last one has the rest.
@@ -532,7 +532,7 @@ def session_status(state: SessionState, feeds: SessionFeeds, turns: FifoLock, ho
         doing=() if now is None else tuple(_activities(state, hooks, now)),
         background=tuple(background_activities(tasks)),
         steps=None if state.store is None else state.store.statistics(),
-        feeds_unused=sum(len(one.unused) for one in feeds.ahead),
+        feeds_unused=feeds.unused,
         pause_reason=state.pause_reason,
         drain_reason=state.drain_reason,
         mirror=None if saver is None else saver.mirror_status,

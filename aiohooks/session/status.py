@@ -67,7 +67,7 @@ class SessionStatus:
         doing: the current activities, each with what it waits for.
         background: the background tasks.
         steps: statistics of its step store: waiters, latest step, publishers.
-        feeds_unused: the number of elements of feeds that were taken ahead and not used, so far.
+        feeds_unused: the number of elements of feeds that were taken and not used, so far.
         pause_reason: why the session is paused; None if it is not.
         drain_reason: why the session drains, or drained before its stop; None if no drain was requested.
         mirror: what the session's `Saver` has copied to its mirror; None without one.
@@ -106,7 +106,7 @@ class SessionStatus:
         further: tuple[object, ...] = (
             self.queued and f"waiting for their turn to run: {self.queued}",
             self.steps and _steps(self.steps),
-            self.feeds_unused and f"elements of feeds taken ahead: {self.feeds_unused}",
+            self.feeds_unused and f"elements of feeds taken and not used: {self.feeds_unused}",
             self.pause_reason and f"paused: {self.pause_reason}",
             self.drain_reason and self.stop_reason is None and f"draining: {self.drain_reason}",
             self.mirror,

@@ -17,7 +17,7 @@ from aiohooks.graph.graph import Graph, Placeholder, T_co
 from aiohooks.graph.session import Session
 from aiohooks.session._run_lock import FifoLock, RunLock
 from aiohooks.session._state import Producers, SessionState
-from aiohooks.session.feeds import FeedsAhead, FeedsSetBack, FeedWait, PlainFeeds, QueueFeeds, SessionFeeds
+from aiohooks.session.feeds import FeedsAhead, FeedsSetBack, FeedWait, PlainFeeds, QueueFeeds, SessionFeeds, Source
 from aiohooks.session.hook import SessionRunArgs
 
 T = TypeVar("T")
@@ -124,7 +124,7 @@ class Steps(Generic[T_co]):
         self._own_loop: AsyncIterator[T_co] | None = None
 
     def __aiter__(self) -> AsyncIterator[T_co]:
-        return _Loop(self._next_values, self._feeds)
+        return _Loop(self._next_values, self._feeds, self._source)
 
     async def __anext__(self) -> T_co:
         if self._own_loop is None:  # without an `async for`
@@ -180,7 +180,7 @@ class Steps(Generic[T_co]):
 
     @property
     def unused(self) -> list[Any]:
-        """The elements that were taken and not used, in order; another loop over this object gets them first."""
+        """The elements that were taken and not used, in order; another loop over the same feeds gets them first."""
         return [] if self._source is None else self._source.unused
 
     async def _wait_for_feed(
@@ -214,15 +214,20 @@ class Steps(Generic[T_co]):
 class _Loop(AsyncIterator[T_co]):
     """One `async for` statement over steps, which alone refers to it: a loop that was left by `break` is gone."""
 
-    def __init__(self, next_values: Callable[[], Awaitable[T_co]], feeds: SessionFeeds) -> None:
+    def __init__(self, next_values: Callable[[], Awaitable[T_co]], feeds: SessionFeeds, source: Source | None) -> None:
         self._next_values = next_values
         self._feeds = feeds
+        self._source = source
         feeds.loops.add(self)
 
     async def __anext__(self) -> T_co:
         try:
             return await self._next_values()
-        except (StopAsyncIteration, StopRequestedError) as error:
+        except BaseException as error:
+            if self._source is not None:
+                self._feeds.keep(self._source)
+            if not isinstance(error, (StopAsyncIteration, StopRequestedError)):
+                raise
             state, loops = self._feeds.state, self._feeds.loops
             loops.discard(self)
             if state.drain_reason is not None and not loops:  # no other loop has something under way

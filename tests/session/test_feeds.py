@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 import aiohooks as ah
-from aiohooks.testing import ManualClock, RecordingHook
+from aiohooks._aio.clock import sleep
+from aiohooks.testing import ManualClock, RecordingHook, explore
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook
 from tests.support.sessions import NO_BACKOFF, Loader, Source, counting_graph, double, outcome, same, use_up
@@ -75,6 +77,66 @@ async def test_the_loop_may_be_left_early() -> None:
                 break
         await use_up(steps, used)
     assert used == [4, 6, 8, 10]
+
+
+def queue_of(count: int) -> asyncio.Queue[int]:
+    """Return a queue with so many numbers."""
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    for number in range(count):
+        queue.put_nowait(number)
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (queue_of, {}),
+        (queue_of, {"batch": 2}),
+        (queue_of, {"batch": 3, "max_wait_secs": 0.2}),
+        (lambda count: iter(range(count)), {}),
+        (lambda count: iter(range(count)), {"prefetch": 2}),
+        (lambda count: Source(count).numbers(), {}),
+        (lambda count: Source(count).numbers(), {"prefetch": 2}),
+        (Loader, {}),
+        (Loader, {"prefetch": 3}),
+    ],
+)
+async def test_another_loop_over_the_same_feeds_continues_with_them(make: Any, options: dict[str, Any]) -> None:
+    """Whatever a time limit around each loop cuts off, every element makes one step, in order; none is lost with its loop."""
+
+    async def program() -> None:
+        feeds, used = make(12), list[int]()
+
+        async def step(numbers: Any) -> dict[str, Any]:
+            await sleep(0.4)
+            return {"used": numbers}
+
+        async with ah.AsyncMonitoredSession(step) as session:
+            while len(used) < 12:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        async for numbers in session.steps("used", feeds=feeds, **options):
+                            used += numbers if isinstance(numbers, list) else [numbers]
+        assert used == [*range(12)]
+
+    await explore(program, seeds=20, disturb=["order"])
+
+
+async def test_another_loop_with_other_options() -> None:
+    """It continues with what was taken ahead; what was not taken by a reader is not left out either."""
+    feeds = iter([1, None, 3])
+    async with ah.AsyncMonitoredSession(double) as session:
+        async for _ in session.steps("loss", feeds=feeds):
+            break
+        with pytest.raises(TypeError):
+            await use_up(session.steps("loss", feeds=feeds), [])
+        with refused(ah.errors.InvalidArgumentError, "has taken 1 that no step has used", "another loop without"):
+            session.steps("loss", feeds=feeds, prefetch=1)
+        numbers = iter(range(9))
+        async for _ in session.steps("loss", feeds=numbers, prefetch=2):
+            break
+        await until_true(lambda: session.status().feeds_unused == 3)
+        assert [loss async for loss in session.steps("loss", feeds=numbers)] == [2 * one for one in range(1, 9)]
 
 
 @pytest.mark.parametrize("feed", [list(range(20_000)), {"a": 1, "x" * 50_000: 2}, "x" * 50_000], ids=["list", "key", "text"])
@@ -167,7 +229,7 @@ async def test_a_stop_keeps_what_was_not_used(kind: str) -> None:
                 await until_true(lambda: session.status().feeds_unused == 2)
                 session.request_stop("enough")
     assert (source.closed, steps.unused, session.status().feeds_unused) == (True, [5, 6], 2)
-    assert "elements of feeds taken ahead: 2" in str(session.status())
+    assert "elements of feeds taken and not used: 2" in str(session.status())
 
 
 async def test_a_generator_is_closed_where_it_was_read() -> None:
