@@ -208,6 +208,13 @@ def _add_command(commands: Any, name: str, execute: Callable[..., int], text: st
     return command.add_argument
 
 
+def _add_run_options(add: Callable[..., object]) -> None:
+    """Add what chooses a run of a step store, and how it is printed."""
+    add("--run", **_RUN_OPTION)
+    add("--address", **_ADDRESS_OPTION)
+    add("--json", dest="as_json", action="store_true", help="print it as JSON")
+
+
 def make_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of all commands. What it returns has `execute`, which takes the arguments and returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -238,9 +245,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
     add = _add_command(commands, "steps", _imported("_command_line.steps", "print_run"), _STEPS)
     add("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
-    add("--run", **_RUN_OPTION)
-    add("--address", **_ADDRESS_OPTION)
-    add("--json", dest="as_json", action="store_true", help="print it as JSON")
+    _add_run_options(add)
 
     add = _add_command(commands, "watch", _imported("_command_line.watch", "watch"), _WATCH)
     targets = "a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints"
@@ -250,9 +255,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
 
     add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)
     add("target", metavar="URL|PID|RUN", help="the URL of a service or a step store, the id of a process, or the name of a run")
-    add("--run", **_RUN_OPTION)
-    add("--address", **_ADDRESS_OPTION)
-    add("--json", dest="as_json", action="store_true", help="print it as JSON")
+    _add_run_options(add)
 
     add = _add_command(commands, "compare", _imported("_command_line.compare", "compare"), _COMPARE)
     add("a", metavar="A", help="a file or a directory")

@@ -35,13 +35,13 @@ def _before_fork() -> None:
         lock.acquire()
 
 
-def _in_parent() -> None:
+def _release_locks() -> None:
     for lock in _locks:
         lock.release()
 
 
 def _in_child() -> None:
-    _in_parent()
+    _release_locks()
     for obj in tuple(_objects):
         try:
             obj.after_fork()
@@ -50,4 +50,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # some systems cannot fork
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_release_locks, after_in_child=_in_child)

@@ -176,7 +176,7 @@ def source_of(
     elif isinstance(feeds, asyncio.Queue):
         if max_wait_secs is not None and batch is None:
             raise InvalidArgumentError(f"max_wait_secs is {max_wait_secs}, the wait for a whole batch; give batch= as well")
-        return QueueFeeds(session, feeds, producers, batch, max_wait_secs)
+        return QueueFeeds(session, feeds, session.earlier(feeds), producers, batch, max_wait_secs)
     for name, given in (("producer", producer), ("batch", batch), ("max_wait_secs", max_wait_secs)):
         if given is not None:
             # What a generator does besides waiting for its producer, with an element that it has taken, must not be cut off.
@@ -199,9 +199,14 @@ def source_of(
     if isinstance(earlier, FeedsAhead):
         earlier.set_options(prefetch, thread=thread)
         return earlier
-    if isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(what):
-        return FeedsAhead(session, what, prefetch, thread=thread)
-    return PlainFeeds(session, what)
+    if not (isinstance(feeds, AsyncIterable) or prefetch or thread or is_stateful(what)):
+        return PlainFeeds(session, what, earlier)
+    if earlier and earlier.unused:
+        raise InvalidArgumentError(
+            f"feeds is {safe_repr(what)}, of which a loop without prefetch= and thread= has taken {len(earlier.left)} "
+            "that no step has used: use them first, in another loop without"
+        )
+    return FeedsAhead(session, what, prefetch, thread=thread)
 
 
 class FeedsSetBack(BaseException):
@@ -211,20 +216,12 @@ class FeedsSetBack(BaseException):
 class Source:
     """What each source has: the elements that were taken and not used, and a note of those that made steps."""
 
-    def __init__(self, session: SessionFeeds, feeds: object) -> None:
+    def __init__(self, session: SessionFeeds, feeds: object, earlier: Source | None = None) -> None:
         self.feeds: Any = feeds
         self._session = session
         self._state = session.state
-        self.left: deque[Any] = deque()
+        self.left: deque[Any] = deque() if earlier is None else earlier.left
         """The elements that were taken and not used, in order; all loops over the same feeds have the same."""
-        if (earlier := session.earlier(feeds)) is not None:
-            if type(earlier) is type(self):
-                self.left = earlier.left
-            elif earlier.unused:
-                raise InvalidArgumentError(
-                    f"feeds is {safe_repr(feeds)}, of which a loop without prefetch= and thread= has taken {len(earlier.left)} "
-                    "that no step has used: use them first, in another loop without"
-                )
         session.sources.add(self)
 
     @property
@@ -257,8 +254,8 @@ class Source:
 class PlainFeeds(Source):
     """An iterable, which is asked for an element when a step begins, and in a drain no more."""
 
-    def __init__(self, session: SessionFeeds, feeds: Iterable[Any]) -> None:
-        super().__init__(session, feeds)
+    def __init__(self, session: SessionFeeds, feeds: Iterable[Any], earlier: Source | None) -> None:
+        super().__init__(session, feeds, earlier)
         self._iterator = iter(feeds)
 
     def take(self) -> Any:
@@ -282,12 +279,12 @@ class QueueFeeds(Source):
         self,
         session: SessionFeeds,
         queue: asyncio.Queue[Any],
+        earlier: Source | None,
         producers: Producers | None,
         batch: int | None,
         max_wait_secs: float | None,
     ) -> None:
-        super().__init__(session, queue)
-        self._queue = queue
+        super().__init__(session, queue, earlier)
         self._producers = producers
         self._batch = batch
         self._max_wait_secs = max_wait_secs
@@ -297,8 +294,8 @@ class QueueFeeds(Source):
         """Wait until there is an element, and then for the rest of its batch. What was taken stays here if this is cancelled."""
         state, ends_at = self._state, None
         while len(self.left) < (self._batch or 1) and not self._ended:
-            if not self._queue.empty():
-                self.left.append(self._queue.get_nowait())
+            if not self.feeds.empty():
+                self.left.append(self.feeds.get_nowait())
                 continue
             now = current_clock().now()
             if self.left and ends_at is None and self._max_wait_secs is not None:
@@ -318,7 +315,7 @@ class QueueFeeds(Source):
 
     async def _get(self) -> None:
         try:
-            self.left.append(await self._queue.get())
+            self.left.append(await self.feeds.get())
         except _QueueShutDown:
             self._ended = True
 
@@ -336,7 +333,7 @@ class QueueFeeds(Source):
         super().use(element)
         try:
             for _ in range(1 if self._batch is None else len(element)):
-                self._queue.task_done()
+                self.feeds.task_done()
         except ValueError as error:
             add_note(error, "the session calls task_done of its queue of feeds when a step is complete; leave it out elsewhere")
             raise

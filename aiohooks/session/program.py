@@ -47,7 +47,7 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
             return super().submit(call)
 
 
-def _note_waits(runner: asyncio.Runner) -> list[str]:
+def _handle_interrupts(runner: asyncio.Runner) -> list[str]:
     """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised does not say it.
 
     The next Ctrl-C is raised where the program is, but not in the loop or the library: what that would lose, such as the
@@ -57,8 +57,7 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
     is_sent = False
     interrupt: Any = getattr(runner, "_on_sigint", None)  # which `run` gives to the signal
 
-    def on_sigint(_: object, signum: int, frame: types.FrameType | None, main_task: asyncio.Task[Any]) -> None:
-        nonlocal is_sent
+    def note_wait(main_task: asyncio.Task[Any]) -> None:
         try:
             if not waits and asyncio.current_task(runner.get_loop()) is None:  # the loop is idle
                 waits.append("")  # first: a second Ctrl-C may come while this one imports
@@ -67,6 +66,15 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
                 waits[0] = why(Awaited("task", "main", key=main_task))
         except Exception as error:
             waits[0] = f"what the program waited for could not be found out: {error!r}"
+
+    def raise_interrupt(end: KeyboardInterrupt, main_task: asyncio.Task[Any]) -> None:
+        if not main_task.done():
+            raise end
+
+    def on_sigint(_: object, signum: int, frame: types.FrameType | None, main_task: asyncio.Task[Any]) -> None:
+        nonlocal is_sent
+        try:
+            note_wait(main_task)
         finally:  # whatever comes, the program ends
             try:
                 interrupt(signum, frame, main_task)
@@ -76,10 +84,6 @@ def _note_waits(runner: asyncio.Runner) -> list[str]:
                     raise
                 is_sent = True
                 runner.get_loop().call_soon_threadsafe(raise_interrupt, end, main_task)
-
-    def raise_interrupt(end: KeyboardInterrupt, main_task: asyncio.Task[Any]) -> None:
-        if not main_task.done():
-            raise end
 
     if interrupt is not None:
         # A method as before: by it a session knows the handler of a runner from one of the program's own.
@@ -123,7 +127,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     end: BaseException | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            loop, waits = runner.get_loop(), _note_waits(runner)
+            loop, waits = runner.get_loop(), _handle_interrupts(runner)
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
             RUN_LOOPS[loop] = threading.get_ident()

@@ -121,7 +121,8 @@ class StopOnSignal:
             return lambda: None
         self.task = current_task()
         loop = asyncio.get_running_loop()
-        handlers = _handlers_of_loops.get(loop) or _handlers_of_loops.setdefault(loop, _SignalHandlers(loop))
+        if (handlers := _handlers_of_loops.get(loop)) is None:
+            handlers = _handlers_of_loops[loop] = _SignalHandlers(loop)
         handlers.add_session(self)
         return functools.partial(handlers.remove_session, self)
 
