@@ -203,7 +203,7 @@ class SessionService:
         routes = [
             Route("/health", self._serve_probe),
             Route("/ready", self._serve_probe),
-            Route("/progress", _endpoint(self._serve_report, client)),
+            Route("/progress", _endpoint(self._serve_progress, client)),
             Route("/steps/{n}", _endpoint(self._serve_step, client)),
             Route("/events", self._serve_events),
             # No token is needed: the files contain nothing of the session, and the page sends the token itself.
@@ -213,7 +213,7 @@ class SessionService:
             routes.append(Route("/metrics", _endpoint(self._serve_metrics, client)))
         if self._controls:
             routes += [Route(f"/{path}", _endpoint(self._serve_control, client), methods=["POST"]) for path in _CONTROLS]
-            routes.append(Route("/why", _endpoint(self._serve_report, client)))
+            routes.append(Route("/why", _endpoint(self._serve_why, client)))
         handlers: Any = {HTTPException: _not_found, Exception: _internal_error}
         app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan if self._runner else None)
         app.router.redirect_slashes = False  # a redirect would repeat the Host header of the client
@@ -231,9 +231,11 @@ class SessionService:
         content, content_type = self._metrics.exposition(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
-    async def _serve_report(self, request: Request) -> JsonReply:
-        report = self._reporter.why if request.url.path.endswith("/why") else self._reporter.progress
-        return JsonReply(200, report())
+    async def _serve_progress(self, request: Request) -> JsonReply:
+        return JsonReply(200, self._reporter.progress())
+
+    async def _serve_why(self, request: Request) -> JsonReply:
+        return JsonReply(200, self._reporter.why())
 
     async def _serve_control(self, request: Request) -> JsonReply:
         match request.url.path.rpartition("/")[2]:
