@@ -8,10 +8,11 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio.to_thread
+
 from aiohooks._aio.clock import sleep
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
 from aiohooks.testing import ManualClock
-from tests.support.waiting import ticks
 
 T = TypeVar("T")
 
@@ -20,12 +21,16 @@ Times = list[tuple[str, int, int | None]]
 
 
 async def played(clock: ManualClock, coro: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine, and move the time by a millisecond whenever all that can run has run."""
+    """Run the coroutine, and move the time by a millisecond whenever all that can run has run, and no thread is waited for."""
     task = asyncio.create_task(coro)
+    threads = anyio.to_thread.current_default_thread_limiter()
+    idle_turns = 0
     while not task.done():
-        await ticks(30)
-        if not task.done():
+        await asyncio.sleep(0)
+        idle_turns = 0 if threads.borrowed_tokens else idle_turns + 1
+        if idle_turns > 30:
             clock.advance(0.001)
+            idle_turns = 0
     return task.result()
 
 
