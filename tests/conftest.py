@@ -11,7 +11,7 @@ Options:
     --tasks plain|eager|python: what `create_task` of a loop makes: asyncio's tasks, eager ones (Python 3.12), or ones that are
     written in Python.
     --slow-disk SECS: each of the first calls of `fsync` in a test takes so much longer.
-    --shuffle SEED: run the tests in a random order.
+    --shuffle SEED: run the tests in a random order, and let calls in threads begin and end late, by a random time.
 
 Markers:
     slow: takes seconds; `sample`: one of its kind, which --quick runs as well.
@@ -39,6 +39,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
 
 from aiohooks.testing import ManualClock, no_leaks, pytest_plugin
@@ -46,6 +47,7 @@ from tests.support.needs import missing
 from tests.support.waiting import HANG_SECS
 
 SLOW_CALLS = 40  # with --slow-disk
+LATE_SECS = (0, 0, 0.0002, 0.0005, 0.001, 0.002, 0.004, 0.01)  # with --shuffle
 HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 # These have an environment of their own, which fails without them: .ci/frameworks.
 collect_ignore_glob = [
@@ -69,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nothing-missing", action="store_true", help="fail where a package or a program is missing")
     parser.addoption("--not-passed-in", type=Path, metavar="FOLDER", help="leave out what passed in the last run there")
     parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
-    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the tests in a random order")
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="a random order of tests, and of what threads do")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -267,6 +269,23 @@ def _slow_disk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, functools.partial(slow, getattr(os, name)))
+
+
+@pytest.fixture(autouse=True)
+def _late_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls in threads begin and end at other moments, if so asked: tests must not count turns of the loop meanwhile."""
+    if (seed := request.config.getoption("--shuffle")) is None:
+        return
+    run_sync, chosen = anyio.to_thread.run_sync, random.Random(f"{seed} {request.node.nodeid}")
+
+    def late(call: Callable[..., object], *args: object) -> object:
+        time.sleep(chosen.choice(LATE_SECS))
+        try:
+            return call(*args)
+        finally:
+            time.sleep(chosen.choice(LATE_SECS))
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", lambda *args, **options: run_sync(late, *args, **options))
 
 
 @pytest.fixture(autouse=True)
