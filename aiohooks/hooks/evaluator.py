@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -38,12 +37,11 @@ from aiohooks.errors import (
 )
 from aiohooks.graph.plan import Leaves, Plan, canonical_feeds
 from aiohooks.graph.session import Session
+from aiohooks.hooks._observing import logger
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
-
-_logger = logging.getLogger("aiohooks.hooks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,9 +257,9 @@ class EvaluatorHook(SessionRunHook):
         """Log the evaluations that were not made, and an error that was not raised."""
         if self._error is not None:
             due, error = self._error
-            _logger.error("the evaluation at step %d had failed", due.step, exc_info=error)
+            logger.error("the evaluation at step %d had failed", due.step, exc_info=error)
         if self._pending:
-            _logger.warning("not evaluated, because the session ended with %s: steps %s", safe_repr(exc), list(self.pending))
+            logger.warning("not evaluated, because the session ended with %s: steps %s", safe_repr(exc), list(self.pending))
         self._pending.clear()
         self._coord = self._worker = self._error = None
 
@@ -340,7 +338,7 @@ class EvaluatorHook(SessionRunHook):
         began = self._clock.now()
         try:
             result = await self._call_eval_fn(due)
-            _logger.info("evaluation at step %d: %s (%.3f sec)", due.step, _text(result), self._clock.now() - began)
+            logger.info("evaluation at step %d: %s (%.3f sec)", due.step, _text(result), self._clock.now() - began)
             self._evaluated = due.step
             self.results.pop(due.step, None)
             self.results[due.step] = result
@@ -353,7 +351,7 @@ class EvaluatorHook(SessionRunHook):
                 if inspect.isawaitable(answer):
                     await answer
         except StopRequestedError as stop:
-            _logger.warning("the evaluation at step %d was ended by the stop: %s", due.step, stop)
+            logger.warning("the evaluation at step %d was ended by the stop: %s", due.step, stop)
         except Exception as error:
             self._error = due, error
         self._pending.popleft()

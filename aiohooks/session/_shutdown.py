@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from aiohooks._aio.cancel import shielded, shielded_task
 from aiohooks._aio.contexts import begin_run, current_run, current_scope
 from aiohooks._aio.waits import LongWaitLog
+from aiohooks._diagnostics import logger
 from aiohooks.errors import add_note, flattened, is_clean_end, raise_unchanged, safe_repr, set_context
 from aiohooks.session._hooks import HookSet
 from aiohooks.session._run_lock import RunLock
@@ -18,7 +18,6 @@ from aiohooks.session._state import SessionState, end_tasks
 from aiohooks.session.creators import ChiefSessionCreator, SessionCreator
 from aiohooks.session.status import CLOSING
 
-_logger = logging.getLogger("aiohooks")
 _FLUSH_SECS = 5.0
 """How long to wait until other processes can know that this session has left."""
 
@@ -43,7 +42,7 @@ class Shutdown:
         elif swallow:
             why = f"the block was left by {safe_repr(error)}"
             self._state.record_end(why)
-            _logger.info("%s: %s, which is a clean end", self._state.label, why)
+            logger.info("%s: %s, which is a clean end", self._state.label, why)
         outcome = await self._complete_after(self._end, None if swallow else error)
         if outcome is None:
             return swallow
@@ -102,7 +101,7 @@ class Shutdown:
                     error = _single(failures, "end")
                 elif error is None and state.recovery_error is None:
                     what = "its last recovery was cancelled, so that it has no raw session: `end` of the hooks is not called"
-                    _logger.warning("%s: %s, and nothing is saved", state.label, what)
+                    logger.warning("%s: %s, and nothing is saved", state.label, what)
         except BaseException as raised:
             self._keep(error, raised)
             self._report(failures, after=raised)
@@ -119,9 +118,9 @@ class Shutdown:
             failure = owner.errors[0]
             if primary is not None:
                 add_note(primary, f"a background task had failed: {safe_repr(failure)}")
-                _logger.error("%s", what, exc_info=failure)
+                logger.error("%s", what, exc_info=failure)
             elif self._state.recovers(failure):
-                _logger.warning("%s, from which the next run would have recovered", what, exc_info=failure)
+                logger.warning("%s, from which the next run would have recovered", what, exc_info=failure)
             else:
                 primary = failure
         return primary
@@ -194,7 +193,7 @@ class Shutdown:
             await complete(state.store.flush(_FLUSH_SECS), self._log_long_wait("its step store"))
         if self._complete.is_set():  # it took longer than the grace period after a cancellation
             for late in errors:
-                _logger.error("%s: closing failed, after the session had ended", state.label, exc_info=late)
+                logger.error("%s: closing failed, after the session had ended", state.label, exc_info=late)
         if cancelled is not None:
             raise cancelled
 
@@ -237,7 +236,7 @@ class Shutdown:
         if error is None or error is raised:
             return
         if not isinstance(error, asyncio.CancelledError):  # by which it is known again where this session is nested
-            _logger.error("%s: %s, and then %s", self._state.label, _why(error), safe_repr(raised), exc_info=error)
+            logger.error("%s: %s, and then %s", self._state.label, _why(error), safe_repr(raised), exc_info=error)
         if raised.__context__ is None:
             set_context(raised, error)
         elif raised.__context__ is not error and not isinstance(error, asyncio.CancelledError):
@@ -247,7 +246,7 @@ class Shutdown:
         """Note errors on the one that is raised instead, and log them."""
         for error in errors:
             add_note(after, f"and then: {safe_repr(error)}")
-            _logger.error("%s: closing failed after %s", self._state.label, safe_repr(after), exc_info=error)
+            logger.error("%s: closing failed after %s", self._state.label, safe_repr(after), exc_info=error)
 
 
 def swallows(error: BaseException | None) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from aiohooks import checkpoint
 from aiohooks._aio.cancel import DEFAULT_GRACE_SECS
+from aiohooks._diagnostics import logger
 from aiohooks._validate import check_callable, check_instance, check_mapping, check_secs, is_coroutine_function
 from aiohooks.checkpoint.stateful import Stateful, is_numbered, is_stateful
 from aiohooks.errors import CheckpointMismatchError, InvalidArgumentError, NotReadyError, add_note, did_you_mean
@@ -23,9 +24,6 @@ from aiohooks.stores.memory import MemoryStepStore
 
 if TYPE_CHECKING:
     from aiohooks.checkpoint import Restored
-
-
-_logger = logging.getLogger("aiohooks")
 
 
 async def set_step(store: StepStore, step: int, seen: Position | None = None) -> None:
@@ -81,21 +79,21 @@ def restore_hooks(session: Session) -> None:
             _load_state(hook, states[name], f"{what}: loading the state of the hook {name}")
         else:
             level = logging.INFO if is_numbered(hook) else logging.WARNING
-            _logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
+            logger.log(level, "%s has no state of the hook %s, which starts anew", what, name)
     for name in sorted(states.keys() - hooks.keys()):
         # What a hook has still to deliver: effects, records, metrics.
         state, saver, lost, level = states[name], session.saver, "", logging.INFO
         pending = len(states[name]["pending"]) if isinstance(state, dict) and isinstance(states[name].get("pending"), list) else 0
         if pending and saver is not None and not saver.read_only:
             lost, level = f", with {pending} pending entries, which the next checkpoint forgets; add it again", logging.WARNING
-        _logger.log(level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost)
+        logger.log(level, "%s has the state of a hook %s, which is not in this session%s", what, name, lost)
 
 
 def warn_if_not_saved(session: object, graph: Graph) -> None:
     """Log that a session with a checkpoint directory trains, and no hook saves it."""
     saver = session.saver if isinstance(session, Session) and not session.saved and graph.trains else None
     if saver is not None and not saver.read_only:
-        _logger.warning(
+        logger.warning(
             "no checkpoint will be saved in %s, from which this session restores; add CheckpointSaverHook() to its hooks, "
             "or give Saver(..., read_only=True) as checkpoint_dir",
             saver.checkpoint_dir,

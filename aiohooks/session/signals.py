@@ -10,7 +10,6 @@ import asyncio
 import contextvars
 import dataclasses
 import functools
-import logging
 import os
 import signal
 import socket
@@ -22,11 +21,11 @@ from typing import Any, Literal
 from aiohooks._aio.cancel import current_task
 from aiohooks._aio.clock import TimerHandle, current_clock
 from aiohooks._aio.fork import call_after_fork
+from aiohooks._diagnostics import logger
 from aiohooks._validate import check_secs
 from aiohooks.errors import InvalidArgumentError, StopRequestedError
 from aiohooks.session._state import SessionState
 
-_logger = logging.getLogger("aiohooks")
 _NOTICE_SECS, _MOST_SHOWN = 1.0, 3
 
 
@@ -113,7 +112,7 @@ class StopOnSignal:
     def install(self) -> Callable[[], None]:
         """Install the signal handlers, and return the function that removes them."""
         if threading.current_thread() is not threading.main_thread():
-            _logger.warning(
+            logger.warning(
                 "%s: handle_signals has no effect outside the main thread, the only one that gets signals; "
                 "leave it out, and call request_stop() of the session from there",
                 self.state.label,
@@ -159,7 +158,7 @@ class StopOnSignal:
 
     def _say_what_lasts(self, number: signal.Signals) -> None:
         again = f"; another {number.name} cancels that" if number in self.policy.signals else ""
-        _logger.warning("%s: %s received; it ends after %s%s", self.state.label, number.name, self.doing(), again)
+        logger.warning("%s: %s received; it ends after %s%s", self.state.label, number.name, self.doing(), again)
 
     def doing(self) -> str:
         """Return what the session is doing, and where it waits."""
@@ -221,16 +220,16 @@ class _SignalHandlers:
         if previous is signal.SIG_IGN:
             return  # the parent process wants it ignored, as `nohup` and the `&` of a script do
         if previous is None:
-            _logger.warning("%s: %s is handled outside of Python, and is left alone", label, number.name)
+            logger.warning("%s: %s is handled outside of Python, and is left alone", label, number.name)
             return
         try:
             signal.signal(number, self._handle)
         except (ValueError, OSError) as error:
-            _logger.warning("%s: %s cannot be handled here, and is left alone: %s", label, number.name, error)
+            logger.warning("%s: %s cannot be handled here, and is left alone: %s", label, number.name, error)
             return
         self._previous[number] = previous
         if _owner_of(previous) == "program":
-            _logger.warning(
+            logger.warning(
                 "%s: %s has a handler already, %r, and the session replaces it while it is open; "
                 "in a server that handles the signals leave handle_signals out",
                 label,
@@ -294,14 +293,14 @@ class _SignalHandlers:
         """Stop the sessions, if no signal has done that."""
         if self._first is not None and self._first[1]:
             if labels := ", ".join(session.state.label for session in self._sessions if session.can_drain):
-                _logger.warning("the time for the drain after %s is over; stopping %s", self._first[0].name, labels)
+                logger.warning("the time for the drain after %s is over; stopping %s", self._first[0].name, labels)
             self._advance(self._first[0])
 
     def end_grace_period(self) -> None:
         """Cancel the sessions, if no signal has done that."""
         if self._first is not None and self._cancelled_by is None and self._sessions:
             labels = ", ".join(session.state.label for session in self._sessions)
-            _logger.warning("the grace period after %s is over; cancelling %s", self._first[0].name, labels)
+            logger.warning("the grace period after %s is over; cancelling %s", self._first[0].name, labels)
             self._cancel_sessions(self._first[0])
 
     def _cancel_sessions(self, number: signal.Signals) -> None:
@@ -310,7 +309,7 @@ class _SignalHandlers:
             return
         self._cancelled_by = _last_signals[self._loop] = number
         for session in self._sessions:
-            _logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
+            logger.warning("cancelling %s, which is in %s", session.state.label, session.doing())
         tasks = {session.task: session.task.cancelling() for session in self._sessions}
         previous: Any = self._previous.get(number, signal.getsignal(number))
         owner = _owner_of(previous)

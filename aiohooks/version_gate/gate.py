@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from aiohooks._aio.clock import current_clock, wake
+from aiohooks._aio.clock import call_later, current_clock, wake
 from aiohooks._aio.overlap import Wait
 from aiohooks._aio.waits import WaitLog
 from aiohooks._diagnostics import Awaited, Waiting
@@ -104,7 +104,7 @@ class AdmissionQueue(Waiting):
         self._waiters[waiter] = None
         self.waits += 1
         self.max_waiting = max(self.max_waiting, len(self._waiters))
-        timer = None if secs is None else self._clock.call_later(secs, waiter.expire)
+        timer = call_later(secs, waiter.expire, self._clock)
         self._log.begin(waiter)
         try:
             admitted = self._wait_admitted(waiter, since)
@@ -114,8 +114,7 @@ class AdmissionQueue(Waiting):
                 self._ledger.return_place()
             raise
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             self._log.end(waiter)
             self.waited_secs += self._clock.now() - since
             self._waiters.pop(waiter, None)
