@@ -758,7 +758,9 @@ class SharedStepStore(StepStore):
             if refused:
                 secs = _ANNOUNCE_BACKOFF.pause_secs(self._failed_announcements)
             self._renewed_at = self._clock.now()
-            if self._announces and self._renewal is None and secs is not None:
+            if secs is None:
+                self._stop_renewing()
+            elif self._announces and self._renewal is None:
                 self._renewal = self._clock.call_later(secs, self._announce_later if refused else self._renew)
 
     def _log_failed_announcement(self, error: EngineError) -> None:
@@ -785,6 +787,9 @@ class SharedStepStore(StepStore):
 
     def _stop_announcing(self) -> None:
         self._announces = False
+        self._stop_renewing()
+
+    def _stop_renewing(self) -> None:
         if self._renewal is not None:
             self._renewal.cancel()
             self._renewal = None

@@ -277,3 +277,18 @@ async def test_a_failure_outlasts_the_renewal_of_a_lease(clock: ManualClock, eng
         wait = await parked_wait(a, 5)
         await b.advance(5)
         assert await wait == 5
+
+
+async def test_a_lease_that_was_given_back_leaves_no_timer(clock: ManualClock, engine: FakeEngine) -> None:
+    """A lease is renewed while a process leads or publishes, and no longer."""
+    async with FakeStepStore(engine) as store:
+        async with store.lead():
+            await store.flush()
+            assert clock.pending == 1
+        await store.flush()
+        assert clock.pending == 0
+        with store.publisher("trainer"):
+            await store.flush()
+            assert clock.pending == 1
+        await store.flush()
+        assert clock.pending == 0
