@@ -6,7 +6,7 @@
   lines of the user's code in which it was started and in which it waits;
 - a cancellation of the current task that the block swallowed or took back (`cancelling()` has changed);
 - a waiter that is still parked in one of the `stores`, or a publisher that is still registered there;
-- an open file, socket or pipe (where `/proc/self/fd` exists);
+- an open file, socket or pipe, but no shared library (where `/proc/self/fd` exists);
 - a running thread; idle workers of the thread pools of anyio and of the loop may stay, busy ones may not;
 - a changed signal handler;
 - an unreported error: an exception never retrieved, a coroutine never awaited, a pending task destroyed, an error in a
@@ -21,6 +21,7 @@ import contextlib
 import gc
 import inspect
 import os
+import re
 import signal
 import sys
 import threading
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 _TICKS = 3
 # A worker thread returns its result first and becomes idle a little later; on a busy machine that may be a second.
 _THREAD_WAIT_SECS = 10.0
+
+_SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
 _STEPS = ("_run", "run", "run_forever", "run_until_complete")
 """Functions of asyncio that make the steps of tasks: who has called them has not started what a step starts."""
@@ -153,7 +156,7 @@ class _State:
     def __init__(self, stores: Iterable[StepStore]) -> None:
         self.tasks = asyncio.all_tasks()
         self.cancelling = current_task().cancelling()
-        self.files = _open_files()
+        self.files = open_files()
         self.threads = set(threading.enumerate())
         self.handlers = _signal_handlers()
         self.stores = [(store, store.statistics()) for store in stores]
@@ -185,7 +188,7 @@ def _delayed_leaks(before: _State) -> list[str]:
     # Then what a thread may have closed at its end.
     found += [
         f"file descriptor {number} open on {target}"
-        for number, target in _open_files().items()
+        for number, target in open_files().items()
         if before.files.get(number) != target
     ]
     found += [
@@ -196,12 +199,18 @@ def _delayed_leaks(before: _State) -> list[str]:
     return found
 
 
-def _open_files() -> dict[int, str]:
+def open_files() -> dict[int, str]:
+    """Return what the file descriptors of this process are open on, where `/proc/self/fd` exists.
+
+    Shared libraries are left out: libffi keeps its own one open when `ctypes` is imported.
+    """
     files: dict[int, str] = {}
     with contextlib.suppress(OSError):  # there is no such folder
         for number in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):  # the listing's own descriptor
-                files[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+                target = os.readlink(f"/proc/self/fd/{number}")
+                if not _SHARED_LIBRARY.search(target):
+                    files[int(number)] = target
     return files
 
 

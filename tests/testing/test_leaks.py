@@ -11,6 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -55,6 +56,15 @@ async def test_clean_code_leaves_nothing() -> None:
         thread.join()
         assert [number async for number in numbers()] == [0, 1]
     assert check.leaks == ()
+
+
+async def test_a_shared_library_may_stay_open(tmp_path: Path) -> None:
+    """An import may open one for as long as the process lasts."""
+    with contextlib.ExitStack() as stack:
+        async with no_leaks() as check:
+            for name in ("libffi.so", "libffi.so.8.5.0"):
+                stack.enter_context((tmp_path / name).open("w"))
+        assert check.leaks == ()
 
 
 async def test_running_task_is_named_with_its_line() -> None:
