@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import random
 import selectors
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,7 +24,8 @@ Place = tuple[str, int]
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _THREAD_SECS, _FILE_SECS = 10.0, 0.2
 """How long the loop waits in real time: for a thread that works; for an idle one or a file, where nothing else is left."""
-_IDLE_TURNS, _MOST_TURNS = 50, 10_000  # of the loop, in which no task runs
+_IDLE_TURNS, _MOST_TURNS, _LAST_TURN = 50, 10_000, 20_000
+"""Turns of the loop without a step of a task, after which the time jumps, only files are waited for, and the loop stops."""
 _PIECE_SECS = 0.005  # a thread may end without waking the loop
 
 
@@ -115,7 +117,10 @@ NumberedFuture.__name__ = NumberedFuture.__qualname__ = "Future"
 
 
 class _ReadyQueue(deque[asyncio.Handle]):
-    """What can run next: of each task its first handle; callbacks before that, but those that they schedule after one task."""
+    """What can run next: of each task its first handle; callbacks before that, but those that they schedule after one task.
+
+    No task overtakes a callback that was scheduled before it.
+    """
 
     def __init__(self, loop: ScheduleLoop) -> None:
         super().__init__()
@@ -123,6 +128,7 @@ class _ReadyQueue(deque[asyncio.Handle]):
         self._callbacks: int | None = None  # so many are left of those that there were after the last task
 
     def popleft(self) -> asyncio.Handle:
+        self._loop.leave_task()
         first: dict[asyncio.Task[Any], int] = {}
         plain: list[int] = []
         handles = [*self]  # a thread may add one at any time
@@ -140,8 +146,8 @@ class _ReadyQueue(deque[asyncio.Handle]):
                 self._loop.after_step()
                 if len(self) > count:
                     return self._take(count)
-        if self._callbacks:
-            self._callbacks -= 1
+        if self._callbacks or (plain and plain[0] < max(first.values())):
+            self._callbacks = max(self._callbacks - 1, 0)
             return self._take(plain[0])
         self._loop.turns = 0
         self._loop.before_step()
@@ -168,6 +174,8 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         self.loop.turns += 1
+        if self.loop.turns > _LAST_TURN:  # a timer or a file is ready again and again
+            return self._stop()
         if timeout == 0 and self.loop.turns > _IDLE_TURNS:
             # Callbacks run again and again, as those of a cancelled scope of anyio do, and wait for a task to end.
             timeout = self.loop.secs_to_timer()
@@ -184,9 +192,13 @@ class _Selector(selectors.DefaultSelector):
         if timeout is not None and self.loop.turns < _MOST_TURNS:
             self.loop.secs += timeout
         elif not (events := super().select(_FILE_SECS) if self.loop.may_be_woken() else []):
-            self.loop.is_stuck = True
-            self.loop.stop()
+            return self._stop()
         return events
+
+    def _stop(self) -> list[Any]:
+        self.loop.is_stuck = True
+        self.loop.stop()
+        return []
 
 
 class ScheduleLoop(asyncio.SelectorEventLoop):
@@ -221,6 +233,23 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         return self.secs
 
     now = time  # as a clock of the library
+
+    def run_forever(self) -> None:
+        try:
+            super().run_forever()
+        finally:
+            asyncio._set_running_loop(self)
+            self.leave_task()
+            asyncio._set_running_loop(None)
+
+    def leave_task(self) -> None:
+        """Leave the current task after a step: an eager one whose context was entered already remains, and no other could run."""
+        if sys.version_info >= (3, 12):
+            vars(asyncio.tasks)["_swap_current_task"](self, None)
+
+    def _add_callback(self, handle: asyncio.Handle) -> None:
+        if handle not in self._ready:  # a task may have run before it, and its file be ready still
+            super()._add_callback(handle)  # type: ignore[misc]
 
     def create_future(self) -> asyncio.Future[Any]:
         return NumberedFuture(loop=self)

@@ -395,7 +395,7 @@ class _Run:
         if not main.done():
             self.waits = _waits(asyncio.all_tasks(self._loop))
             if self._loop.is_stuck:
-                self.problem = "a deadlock: nothing can run any more"
+                self.problem = "a deadlock: no task can run any more"
             elif self._loop.secs > self._max_secs:
                 self.problem = f"too long: after {self._loop.secs:g} s the program has not ended"
             else:

@@ -8,6 +8,8 @@ import gc
 import json
 import logging
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -171,6 +173,27 @@ async def a_timer_that_wakes_no_task() -> None:
     await asyncio.Event().wait()
 
 
+@defect("a deadlock")
+async def a_timer_that_is_due_again_and_again() -> None:
+    def again() -> None:
+        asyncio.get_running_loop().call_later(0, again)
+
+    again()
+    await asyncio.Event().wait()
+
+
+@defect("a deadlock")
+async def a_file_that_is_never_read() -> None:
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.send(b"data")
+        asyncio.get_running_loop().add_reader(reader, lambda: None)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(reader)
+
+
 @defect("an error was lost: ")
 async def a_file_left_open(folder: Path) -> None:
     (folder / "steps").open("w")
@@ -220,6 +243,7 @@ async def test_a_defect_is_found_made_small_and_repeated(name: str, monkeypatch:
     """Each is found within 1,000 seeds, with three disturbances at most, and its replay finds the same again."""
     problem, program, kinds = DEFECTS[name]
     monkeypatch.setattr("aiohooks.testing.exploration._MOST_STEPS", 2_000)
+    monkeypatch.setattr("aiohooks.testing._schedule_loop._LAST_TURN", 2_000)
     with pytest.raises(ExplorationError) as found:
         await explore(program, disturb=kinds)
     assert str(found.value).startswith(problem)
@@ -489,6 +513,46 @@ async def test_the_loop_that_explores_is_as_it_was_before() -> None:
         assert (asyncio.current_task(), asyncio.get_running_loop(), clock.now()) == (task, loop, 0)
         assert (logging.root.manager.disable, gc.isenabled()) == before
         await later
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks come with Python 3.12")
+async def test_a_context_that_is_entered_twice_stops_no_other_loop() -> None:
+    """Its task would remain the current one of the thread; the error is found, and the caller of `explore` continues."""
+
+    async def program() -> None:
+        options: dict[str, Any] = {"eager_start": True, "context": vars(asyncio)["current_task"]().get_context()}
+        asyncio.Task(asyncio.sleep(0), **options)
+
+    task = asyncio.current_task()
+    with pytest.raises(ExplorationError, match="cannot enter context"):
+        await explore(program)
+    assert asyncio.current_task() is task
+    await asyncio.sleep(0)
+
+
+async def test_a_program_with_a_connection_ends() -> None:
+    """What asyncio does with a socket runs in its order, so that time passes."""
+
+    async def program() -> None:
+        served = asyncio.Event()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(await reader.read())
+            writer.close()
+            await writer.wait_closed()
+            served.set()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            await asyncio.sleep(0.01)
+            writer.write(b"data")
+            writer.write_eof()
+            assert await reader.read() == b"data"
+            writer.close()
+            await writer.wait_closed()
+            await served.wait()
+
+    await explore(program, seeds=20, disturb=["order", "slow"])
 
 
 @pytest.mark.parametrize("frozen", [True, False])
