@@ -306,7 +306,10 @@ class Overlap(Waiting):
             if number in self._tasks:
                 self._ended(number)
             if self._has_successors:
-                self.succeeded(number)
+                try:
+                    self.succeeded(number)
+                except BaseException as error:  # nobody looks at this task, and the caller would wait indefinitely
+                    self._record(number, error)
         if self._idle is not None and not self.left and not self._loop.is_closed():
             wake(self._idle)
 

@@ -81,6 +81,22 @@ async def test_what_is_no_exception_is_raised_in_the_caller(error: type[BaseExce
     assert asyncio.all_tasks() == before
 
 
+async def test_an_error_after_the_success_of_a_call_is_raised_in_the_caller() -> None:
+    """As one of the call itself; the others are cancelled and waited for."""
+
+    class Followed(Calls):
+        def succeeded(self, number: int) -> None:
+            raise LookupError("no successor")
+
+    before = asyncio.all_tasks()
+    overlap = Followed([None, None], None)
+    overlap.start(0, ticks, (), {}, "call 0")
+    overlap.start(1, forever, (), {}, "call 1")
+    with pytest.raises(LookupError, match="no successor"):
+        await overlap.wait()
+    assert asyncio.all_tasks() == before
+
+
 @pytest.mark.parametrize("when", ["before it waits", "before it starts", "while it waits", "at its end"])
 async def test_a_call_that_others_cancel_is_reported(when: str) -> None:
     """At every moment of its life."""
