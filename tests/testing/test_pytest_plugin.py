@@ -22,7 +22,7 @@ HEADER = """
     import asyncio, unittest
     import pytest
     from aiohooks import MemoryStepStore
-    from aiohooks.testing import no_leaks as check
+    from aiohooks.testing import no_leaks
 
     @pytest.fixture
     def anyio_backend():
@@ -34,21 +34,28 @@ HEADER = """
 """
 
 
+OPTIONS = ("-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+
+
+def loading() -> list[str]:
+    """Return the options that load the plugin where pytest does not find its entry point."""
+    is_installed = any(entry_point.value == MODULE for entry_point in entry_points(group="pytest11"))
+    return [] if is_installed else ["-p", MODULE]
+
+
 def run(pytester: pytest.Pytester, code: str, *options: str) -> pytest.RunResult:
     """Run pytest on a file with these tests; the plugin is loaded as by its entry point, also where that is not installed."""
     pytester.makepyfile(textwrap.dedent(HEADER) + textwrap.dedent(code))
-    is_installed = any(one.value == MODULE for one in entry_points(group="pytest11"))  # then pytest finds it by itself
-    options = ("-o", "asyncio_default_fixture_loop_scope=function", *options)
-    return pytester.runpytest(*([] if is_installed else ["-p", MODULE]), "--strict-markers", "-p", "no:cacheprovider", *options)
+    return pytester.runpytest(*loading(), "--strict-markers", *OPTIONS, *options)
 
 
 LEAKING = """
-    @pytest.mark.no_leaks
+    @pytest.mark.aiohooks_no_leaks
     {mark}
     async def test_leaks():
         await leak()
 
-    @pytest.mark.no_leaks
+    @pytest.mark.aiohooks_no_leaks
     {mark}
     async def test_is_clean():
         await asyncio.sleep(0)
@@ -78,12 +85,12 @@ def test_the_fixture_does_the_same(pytester: pytest.Pytester) -> None:
         pytester,
         """
         @pytest.mark.asyncio
-        async def test_leaks(no_leaks):
+        async def test_leaks(aiohooks_no_leaks):
             await leak()
 
         @pytest.mark.asyncio
-        async def test_is_clean(no_leaks):
-            assert isinstance(no_leaks, check) and no_leaks.leaks == ()
+        async def test_is_clean(aiohooks_no_leaks):
+            assert isinstance(aiohooks_no_leaks, no_leaks) and aiohooks_no_leaks.leaks == ()
         """,
     )
     result.assert_outcomes(passed=1, failed=1)
@@ -91,7 +98,7 @@ def test_the_fixture_does_the_same(pytester: pytest.Pytester) -> None:
 
 def test_a_whole_project_may_ask(pytester: pytest.Pytester) -> None:
     """`usefixtures` of the configuration checks each async test; plain tests and other fixtures are as they were."""
-    pytester.makeini("[pytest]\nasyncio_mode = auto\nusefixtures = no_leaks\n")
+    pytester.makeini("[pytest]\nasyncio_mode = auto\nusefixtures = aiohooks_no_leaks\n")
     result = run(
         pytester,
         """
@@ -119,10 +126,10 @@ def test_the_fixture_can_be_overridden(pytester: pytest.Pytester) -> None:
             return MemoryStepStore()
 
         @pytest.fixture
-        def no_leaks(store):
-            return check(stores=[store])
+        def aiohooks_no_leaks(store):
+            return no_leaks(stores=[store])
 
-        @pytest.mark.no_leaks
+        @pytest.mark.aiohooks_no_leaks
         @pytest.mark.asyncio
         async def test_leaks(store):
             changes = store.changes()
@@ -136,21 +143,61 @@ def test_the_fixture_can_be_overridden(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*waiter(s) parked in <MemoryStepStore*"])
 
 
-def test_another_fixture_of_that_name_is_left_alone(pytester: pytest.Pytester) -> None:
-    """A project may have had a fixture of that name before, for something else."""
+def test_an_overriding_fixture_returns_a_check(pytester: pytest.Pytester) -> None:
+    """Where it returns none, the test fails: it would not be checked."""
     result = run(
         pytester,
         """
         @pytest.fixture
-        def no_leaks():
-            return "of another kind"
+        def aiohooks_no_leaks():
+            no_leaks()
 
+        @pytest.mark.aiohooks_no_leaks
         @pytest.mark.asyncio
-        async def test_leaks(no_leaks):
+        async def test_leaks():
             await leak()
         """,
     )
-    result.assert_outcomes(passed=1)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*TypeError: 'NoneType' object does not support the asynchronous context manager protocol*"])
+
+
+def test_one_set_of_parameters_may_ask(pytester: pytest.Pytester) -> None:
+    """A mark of one set of parameters is for that alone, although all of them are one function."""
+    result = run(
+        pytester,
+        """
+        @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.aiohooks_no_leaks), 3])
+        @pytest.mark.asyncio
+        async def test_leaks(number):
+            await leak()
+        """,
+    )
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["FAILED *::test_leaks[[]2[]]*"])
+
+
+def test_a_project_may_mark_its_tests(pytester: pytest.Pytester) -> None:
+    """A mark that a `conftest.py` adds to a collected test is as good as one in its file."""
+    pytester.makeconftest(
+        """
+        import pytest
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_modifyitems(items):
+            for item in items:
+                item.add_marker("aiohooks_no_leaks")
+        """
+    )
+    result = run(
+        pytester,
+        """
+        @pytest.mark.asyncio
+        async def test_leaks():
+            await leak()
+        """,
+    )
+    result.assert_outcomes(failed=1)
 
 
 @pytest.mark.parametrize("mark", ["@pytest.mark.asyncio", "@pytest.mark.anyio"])
@@ -161,7 +208,7 @@ def test_each_example_of_hypothesis_is_checked(pytester: pytest.Pytester, mark: 
         f"""
         from hypothesis import given, settings, strategies
 
-        @pytest.mark.no_leaks
+        @pytest.mark.aiohooks_no_leaks
         {mark}
         @settings(max_examples=20, database=None, deadline=None)
         @given(number=strategies.integers(0, 3))
@@ -179,7 +226,7 @@ def test_methods_of_an_async_test_case_are_checked(pytester: pytest.Pytester) ->
     result = run(
         pytester,
         """
-        @pytest.mark.no_leaks
+        @pytest.mark.aiohooks_no_leaks
         class TestWorker(unittest.IsolatedAsyncioTestCase):
             async def test_leaks(self):
                 await leak()
@@ -212,7 +259,7 @@ def test_a_test_that_could_not_be_checked_fails(pytester: pytest.Pytester) -> No
     result = run(
         pytester,
         """
-        @pytest.mark.no_leaks
+        @pytest.mark.aiohooks_no_leaks
         async def test_leaks():
             await leak()
         """,
@@ -226,7 +273,7 @@ def test_the_error_of_a_test_is_reported_as_it_is(pytester: pytest.Pytester) -> 
     result = run(
         pytester,
         """
-        @pytest.mark.no_leaks
+        @pytest.mark.aiohooks_no_leaks
         @pytest.mark.asyncio
         async def test_fails():
             await leak()
@@ -252,10 +299,99 @@ def test_the_plugin_loads_next_to_nothing() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     loaded = json.loads(found)
-    assert [name for name in loaded if name.startswith("aiohooks")] == [
-        *("aiohooks", "aiohooks._lazy", "aiohooks.errors", "aiohooks.testing", MODULE)
-    ]
-    assert not {"asyncio", "anyio"} & {name.partition(".")[0] for name in loaded}
+    assert [name for name in loaded if name.startswith("aiohooks")] == LOADED
+    assert not {"asyncio", "anyio", "unittest"} & {name.partition(".")[0] for name in loaded}
+
+
+LOADED = ["aiohooks", "aiohooks._lazy", "aiohooks.errors", "aiohooks.testing", MODULE]
+
+OF_ANOTHER_PROJECT = {
+    "pytest.ini": """
+        [pytest]
+        asyncio_mode = auto
+        markers =
+            explore: exploratory tests of this project
+            no_leaks: tests of the plumbing
+    """,
+    "conftest.py": f"""
+        import sys
+        import pytest
+
+        def pytest_addoption(parser):
+            parser.addoption("--explore-replay", default="none of aiohooks's")
+
+        @pytest.fixture
+        def no_leaks():
+            return "a pipe"
+
+        @pytest.fixture
+        def hooks_of_aiohooks(pytestconfig):
+            plugins = pytestconfig.pluginmanager
+            callers = plugins.get_hookcallers(sys.modules["{MODULE}"])
+            return {{caller.name for caller in callers}}
+    """,
+    "test_project.py": f"""
+        import sys
+        import unittest
+        import pytest
+
+        calls = []
+
+        @pytest.mark.explore
+        async def test_explores(tmp_path):
+            calls.append(tmp_path)
+            (tmp_path / "found").mkdir()
+
+        @pytest.mark.explore("area 51")
+        async def test_has_arguments():
+            pass
+
+        @pytest.mark.no_leaks(of="water")
+        async def test_plumbing(no_leaks, request):
+            assert no_leaks == "a pipe"
+            assert request.fixturenames.count("no_leaks") == 1
+
+        class TestOld(unittest.TestCase):
+            @pytest.mark.no_leaks
+            def test_plumbing(self):
+                pass
+
+        def test_each_ran_as_it_is(pytestconfig):
+            assert len(calls) == 1
+            assert pytestconfig.getoption("--explore-replay") == "none of aiohooks's"
+
+        def test_the_plugin_does_nothing(hooks_of_aiohooks):
+            assert hooks_of_aiohooks
+            around_tests = ("pytest_runtest", "pytest_fixture", "pytest_pyfunc")
+            assert not [name for name in hooks_of_aiohooks if name.startswith(around_tests)]
+            assert [name for name in sorted(sys.modules) if name.startswith("aiohooks")] == {LOADED}
+    """,
+}
+
+
+def test_another_project_has_names_of_its_own(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Markers, fixtures and options of other projects are theirs: where the plugin is only loaded, it takes no part in tests."""
+    for name, text in OF_ANOTHER_PROJECT.items():
+        pytester.path.joinpath(name).write_text(textwrap.dedent(text), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    # Other plugins of the environment may have warnings of their own.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    plugins = ("-p", MODULE, "-p", "pytest_asyncio.plugin")
+    result = pytester.runpytest_subprocess(*plugins, "--strict-markers", "--strict-config", "-W", "error", *OPTIONS)
+    result.assert_outcomes(passed=6)
+
+
+def test_each_name_of_the_plugin_is_the_librarys(pytester: pytest.Pytester) -> None:
+    """A fixture, marker or option that pytest lists only with the plugin begins with `aiohooks`."""
+    name = re.compile(r"^@pytest\.mark\.(\w+)|^ +(--[\w-]+)|^(\w+) .*-- ", re.MULTILINE)
+
+    def names(*options: str) -> set[str]:
+        kinds = ("--fixtures", "--markers", "--help")
+        lists = [pytester.runpytest(kind, *OPTIONS, *options).stdout.str() for kind in kinds]
+        return {"".join(found.groups("")) for text in lists for found in name.finditer(text)}
+
+    added = names(*loading()) - names("-p", "no:aiohooks")
+    assert added == {"aiohooks_no_leaks", "aiohooks_explore", "--aiohooks-explore-replay"}
 
 
 EXPLORED = """
@@ -263,7 +399,7 @@ EXPLORED = """
     def times():
         return 2
 
-    @pytest.mark.explore(seeds=300, disturb=["order"])
+    @pytest.mark.aiohooks_explore(seeds=300, disturb=["order"])
     {mark}
     async def test_loses_an_update(times):
         count = 0
@@ -277,7 +413,7 @@ EXPLORED = """
         await asyncio.gather(add(0), add(3))
         assert count == times
 
-    @pytest.mark.explore(seeds=300)
+    @pytest.mark.aiohooks_explore(seeds=300)
     {mark}
     async def test_is_exact(times):
         await asyncio.sleep(3600)
@@ -289,8 +425,8 @@ def test_a_marked_test_is_explored(pytester: pytest.Pytester, mark: str) -> None
     """Its body runs under many schedules, with its fixtures; the option that the message shows repeats one of them."""
     result = run(pytester, EXPLORED.format(mark=mark))
     result.assert_outcomes(passed=1, failed=1)
-    found = re.search(r"again: pytest '(.*)' --explore-replay='(.*)'", result.stdout.str())
+    found = re.search(r"again: pytest '(.*)' --aiohooks-explore-replay='(.*)'", result.stdout.str())
     assert found is not None
-    again = run(pytester, EXPLORED.format(mark=mark), "-k", "loses", f"--explore-replay={found[2]}")
+    again = run(pytester, EXPLORED.format(mark=mark), "-k", "loses", f"--aiohooks-explore-replay={found[2]}")
     again.assert_outcomes(failed=1, deselected=1)
-    again.stdout.fnmatch_lines(["*(the replay, 1 schedules)*", f"*--explore-replay='{found[2]}'"])
+    again.stdout.fnmatch_lines(["*(the replay, 1 schedules)*", f"*--aiohooks-explore-replay='{found[2]}'"])
