@@ -92,7 +92,7 @@ def test_links_lead_to_pages_of_the_site(tmp_path: Path) -> None:
     assert wrong == []
     assert "```python\n" in (tmp_path / "source" / "examples" / "timeline.py.md").read_text(encoding="utf-8")
     changelog = (tmp_path / "project" / "changelog.md").read_text(encoding="utf-8")
-    assert "](../guides/telemetry.md#timeline)" in changelog
+    assert "](../reference/systems.md)" in changelog
     # The README says what the first page says.
     assert "](../index.md)" in (tmp_path / "start" / "install.md").read_text(encoding="utf-8")
 

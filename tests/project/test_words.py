@@ -79,9 +79,6 @@ MODULES = re.compile(r"^ *\w+  +", re.MULTILINE)
 NO_PROSE = re.compile(r"^ *```.*?^ *```$|`[^`]*`|\]\([^)]*\)|^# .*?$|also called a lifecycle", re.MULTILINE | re.DOTALL)
 """Code, the targets of links, titles."""
 
-# A table of old and new names.
-RENAMES = re.compile(r"^ *\| `.*$", re.MULTILINE)
-
 
 def uses(text: str) -> list[tuple[int, str, str]]:
     """Return each use of a replaced word: the number of its line, the words, and what to write instead."""
@@ -100,8 +97,6 @@ def found_words() -> tuple[str, ...]:
     found: list[str] = []
     for path in files():
         text = path.read_text(encoding="utf-8")
-        if path.name == "CHANGELOG.md":
-            text = RENAMES.sub("", text)
         found += [f"{path.relative_to(ROOT)}:{line}: {words} -> {instead}" for line, words, instead in uses(text)]
     return tuple(found)
 
