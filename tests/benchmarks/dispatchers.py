@@ -380,7 +380,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         print(f"{versions(options.loop)}\n\n{text}")
     if missing:
-        print(f"\n{', '.join(missing)}; pip install 'aiohooks[bench]'", file=sys.stderr)
+        print(f"\n{', '.join(missing)}; pip install --group bench", file=sys.stderr)
     return 0
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support import needs
 from tests.support.needs import BROUGHT_BY, MissingError, find_program, program
 from tests.support.source import ROOT, python_files, tree
-from tests.support.versions import requirements_of
+from tests.support.versions import requirements_of_extra, requirements_of_group
 
 pytest_plugins = ["pytester"]
 
@@ -77,8 +77,9 @@ def test_programs_of_packages_are_not_taken_from_path(tmp_path: Path, monkeypatc
 
 
 def test_an_extra_brings_every_program() -> None:
-    """What tests start of this environment is in the extra `test-all`."""
-    assert {one.name for one in requirements_of("test-all")} >= {*BROUGHT_BY.values()}
+    """Programs that tests start are in the extra `test` or in the group `test-all`."""
+    requirements = [*requirements_of_extra("test"), *requirements_of_group("test-all")]
+    assert {requirement.name for requirement in requirements} >= {*BROUGHT_BY.values()}
 
 
 PLUGIN = ("-p", "tests.conftest", "-o", "asyncio_default_fixture_loop_scope=function")

@@ -17,13 +17,13 @@ import aiohooks as ah
 from tests.support import smoke
 from tests.support.needs import need, program
 from tests.support.source import ROOT
-from tests.support.versions import LARGE, PROJECT, extra_of_the_day, floor_of, requirements
+from tests.support.versions import CORE, LARGE, PROJECT, SEVERAL, extra_of_the_day, floor_of, requirements, requirements_of_extra
 from tests.support.waiting import HANG_SECS
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 # Their tests use the newest versions too, and need a server, or a minute.
-TESTED_ELSEWHERE = {*smoke.SERVERS, "ray", "tensorflow", "keras", "lightning", "ignite", "transformers", "torch"}
+TESTED_ELSEWHERE = {*smoke.SERVERS, "ray", "tensorflow", "keras", "lightning", "ignite", "transformers"}
 
 
 def test_the_version_is_in_one_place() -> None:
@@ -69,6 +69,19 @@ def test_every_extra_has_a_program() -> None:
     """`python -m tests.support.versions` tries each extra with a program, at a floor for each requirement."""
     assert set(requirements()) == set(smoke.PROGRAMS)
     assert all(floor_of(one) for each in requirements().values() for one in each)
+
+
+def test_an_extra_brings_all_others_but_the_large_ones() -> None:
+    """`pip install 'aiohooks[all]'` is for users: nothing of gigabytes, and nothing that only a checkout needs."""
+    (only,) = requirements_of_extra(SEVERAL)
+    assert only.name == "aiohooks"
+    # pyinstrument has no wheel for Python 3.15.
+    assert only.extras == set(requirements()) - set(LARGE) - {CORE, "pyinstrument"}
+
+
+def test_extras_are_for_users() -> None:
+    """What only a checkout needs is in dependency groups, but for the commands of the README."""
+    assert set(PROJECT["optional-dependencies"]) == set(requirements()) - {CORE} | {SEVERAL, "examples", "test"}
 
 
 @pytest.mark.parametrize("extra", [name for name in smoke.PROGRAMS if name not in TESTED_ELSEWHERE])

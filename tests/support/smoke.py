@@ -176,38 +176,6 @@ async def transformers() -> None:
 
 
 @program
-async def torch() -> None:
-    """A module and its optimizer are saved, and restored to the bit."""
-    import torch
-
-    def made() -> dict[str, Any]:
-        model = torch.nn.Linear(2, 1, dtype=torch.bfloat16)
-        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-
-    async def saved(tracked: dict[str, Any], runs: int) -> None:
-        scaffold = ah.Scaffold(tracked=tracked)
-        graph = ah.Graph()
-        graph.placeholder("batch")
-
-        @graph.train_op
-        async def loss(batch: float) -> float:
-            tracked["optimizer"].zero_grad()
-            tracked["model"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
-            tracked["optimizer"].step()
-            return batch
-
-        creator = ah.ChiefSessionCreator(graph, scaffold=scaffold, checkpoint_dir=FOLDER / "torch")
-        async with ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]) as session:
-            for _ in range(runs):
-                await session.run("loss", {"batch": 1.0})
-
-    first, second = made(), made()
-    await saved(first, 2)
-    await saved(second, 0)
-    assert torch.equal(first["model"].weight, second["model"].weight)
-
-
-@program
 async def rich() -> None:
     """A progress bar is drawn."""
     file = io.StringIO()

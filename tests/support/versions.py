@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import itertools
 import os
 import subprocess
 import sys
@@ -33,20 +32,31 @@ from tests.support.store_servers import running
 
 CORE = "core"
 """The name of the library without any extra."""
-NOT_FOR_USERS = ("examples", "test", "test-pythons", "test-all", "docs", "bench")
+NOT_FOR_USERS = ("examples", "test")
 """Extras that are for this checkout."""
-LARGE = ("torch", "tensorflow", "keras", "lightning", "ignite", "transformers", "ray")
+SEVERAL = "all"
+"""The extra that brings the others, but the large ones."""
+LARGE = ("tensorflow", "keras", "lightning", "ignite", "transformers", "ray")
 """Extras that bring gigabytes, or start a cluster: they are tried by hand."""
 
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+_FILE: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT: dict[str, Any] = _FILE["project"]
 
 
-def requirements_of(extra: str) -> list[Requirement]:
-    """Return what an extra brings, with that of the extras which it includes."""
+def requirements_of_extra(extra: str) -> list[Requirement]:
+    """Return the requirements of an extra."""
+    return [Requirement(line) for line in PROJECT["optional-dependencies"][extra]]
+
+
+def requirements_of_group(group: str) -> list[Requirement]:
+    """Return the requirements of a dependency group and of the groups that it includes."""
     found: list[Requirement] = []
-    for one in map(Requirement, PROJECT["optional-dependencies"][extra]):
-        found += itertools.chain.from_iterable(map(requirements_of, one.extras)) if one.name == "aiohooks" else [one]
+    for entry in _FILE["dependency-groups"][group]:
+        if isinstance(entry, dict):
+            found += requirements_of_group(entry["include-group"])
+        else:
+            found.append(Requirement(entry))
     return found
 
 
@@ -55,7 +65,7 @@ def requirements() -> Mapping[str, list[Requirement]]:
     listed: dict[str, list[str]] = {CORE: PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
     found: dict[str, list[Requirement]] = {}
     for name, lines in listed.items():
-        if name not in NOT_FOR_USERS:
+        if name not in (*NOT_FOR_USERS, SEVERAL):
             every = [Requirement(line) for line in dict.fromkeys([*listed[CORE], *lines])]
             found[name] = [one for one in every if one.marker is None or one.marker.evaluate()]
     return found
