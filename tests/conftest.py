@@ -52,11 +52,7 @@ HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 # These have an environment of their own, which fails without them: .ci/frameworks.
 collect_ignore_glob = [
     folder
-    for folder, package in {
-        "adapters/tensorflow": "tensorflow",
-        "adapters/callbacks": "keras",
-        "frameworks/families": "taskiq",
-    }.items()
+    for folder, package in {"adapters/tensorflow": "tensorflow", "frameworks/families": "taskiq"}.items()
     if importlib.util.find_spec(package) is None
 ]
 LEFT_OUT = "left out: "

@@ -1,7 +1,5 @@
 """Bridges to other software; each is imported by its own name, and nothing in the library imports them.
 
-keras, lightning, ignite, transformers
-                callbacks of these frameworks as a hook of a session, and hooks in their loops
 asgi            a session in a web service: health, progress, waits for steps and a page, as a Starlette sub-application
 opentelemetry   a session in OpenTelemetry: a span for each run and for each wait in it, and metrics
 prometheus      a session in Prometheus: its state whenever it is scraped

@@ -364,16 +364,6 @@ def _merged_option(old: Any, new: Any) -> Any:
     return new
 
 
-_ADAPTERS = {
-    "ignite": "IgniteHandlers",
-    "keras": "KerasCallbacks",
-    "lightning": "LightningCallbacks",
-    "tensorflow": "TensorFlowHooks",
-    "transformers": "TrainerCallbacks",
-}
-"""What takes the hooks and callbacks of other packages, for a message."""
-
-
 def _step_of(context: SessionRunContext, _: object) -> int:
     """Return the step of a call of `after_run`."""
     return context.global_step
@@ -387,11 +377,11 @@ def _hooks(hooks: Iterable[SessionRunHook | HookRegistration]) -> Iterable[objec
         hook: Any = one.hook if isinstance(one, HookRegistration) else one
         if not isinstance(hook, (SessionRunHook, type)):
             packages = [base.__module__.partition(".")[0] for base in type(hook).__mro__]
-            adapter = next((f"{_ADAPTERS[one]} of aiohooks.adapters.{one}" for one in packages if one in _ADAPTERS), None)
             advice = "derive it from SessionRunHook, or wrap an object with plain methods in BlockingHook"
             if isinstance(hook, FunctionType):
                 advice = 'make a hook of it with @hook("after_run")'
-            advice = advice if adapter is None else f"give it to {adapter}"
+            if "tensorflow" in packages:
+                advice = "give it to TensorFlowHooks of aiohooks.adapters.tensorflow"
             kind = cast("Any", type(hook))
             has_address = kind.__repr__ is object.__repr__  # and says no more
             what = f"an object of {kind.__qualname__}" if has_address else safe_repr(hook)

@@ -55,10 +55,6 @@ EXTRAS: dict[str, str] = {
     "ray": "aiohooks.stores.ray._cluster",
     "starlette": "aiohooks.adapters.asgi.app",
     "tensorflow": "aiohooks.adapters.tensorflow",
-    "keras": "aiohooks.adapters.keras",
-    "lightning": "aiohooks.adapters.lightning",
-    "ignite": "aiohooks.adapters.ignite",
-    "transformers": "aiohooks.adapters.transformers",
     "opentelemetry": "aiohooks.adapters.opentelemetry",
     "prometheus_client": "aiohooks.adapters.prometheus",
     "mlflow": "aiohooks.adapters.trackers.mlflow",
@@ -66,10 +62,7 @@ EXTRAS: dict[str, str] = {
     "argcomplete": "aiohooks._command_line._completion",
     "pytest": "aiohooks.testing.pytest_plugin",
 }
-DISTRIBUTIONS = {
-    **{"nats": "nats-py", "opentelemetry": "opentelemetry-api", "mlflow": "mlflow-skinny"},
-    "ignite": "pytorch-ignite",
-}
+DISTRIBUTIONS = {**{"nats": "nats-py", "opentelemetry": "opentelemetry-api", "mlflow": "mlflow-skinny"}}
 """What brings them, where that has another name."""
 
 FORBIDDEN_ATTRIBUTES = {

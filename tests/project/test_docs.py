@@ -48,10 +48,10 @@ def test_every_python_block_runs(
 ) -> None:
     """The Python blocks of a page run in order, share their names, and print what the page says; "..." is any text.
 
-    Files are written to a temporary directory. Blocks that need a framework are run by tests/adapters/callbacks.
+    Files are written to a temporary directory.
     """
     monkeypatch.chdir(tmp_path)
-    run_blocks(page, [block for block in python_blocks(page) if not (block.reason_not_run or block.framework)], capsys)
+    run_blocks(page, [block for block in python_blocks(page) if not block.reason_not_run], capsys)
     errors = [record.getMessage() for record in caplog.records if record.name == "asyncio" and record.levelno >= 40]
     assert not errors
 

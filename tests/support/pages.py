@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 _NOT_RUN = re.compile(r"# not run: (?P<reason>.+)")
-_FRAMEWORK = re.compile(r"# pip install 'aiohooks\[(?P<extra>\w+)\]'")
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,6 @@ class Block:
         """The reason that the block gives for not being run."""
         found = _NOT_RUN.match(self.text)
         return found["reason"] if found else None
-
-    @property
-    def framework(self) -> str | None:
-        """The extra with which it begins: it is run in the environment of .ci/frameworks."""
-        found = _FRAMEWORK.match(self.text)
-        return found["extra"] if found else None
 
 
 def blocks(page: Path) -> Iterator[Block]:

@@ -80,7 +80,7 @@ def wakes() -> str:
 
 
 LAYERS = (
-    ("adapters, testing, _command_line", "ASGI, OpenTelemetry, trainers; for tests; aiohooks"),
+    ("adapters, testing, _command_line", "ASGI, OpenTelemetry, TensorFlow; for tests; aiohooks"),
     ("training, distributed", "monitored_training_session; launchers"),
     ("hooks", "the built-in hooks: users of the hook contract"),
     ("session", "the monitored session: run, recovery, shutdown"),

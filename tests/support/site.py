@@ -51,7 +51,6 @@ API_PAGES = {
     "adapters.prometheus": ("aiohooks.adapters.prometheus",),
     "adapters.trackers": tuple(f"aiohooks.adapters.trackers{each}" for each in ("", ".mlflow", ".wandb", ".tensorboard")),
     "adapters.tensorflow": ("aiohooks.adapters.tensorflow",),
-    "adapters.callbacks": tuple(f"aiohooks.adapters.{each}" for each in ("keras", "lightning", "ignite", "transformers")),
     "testing": ("aiohooks.testing",),
     "aiohooks": ("aiohooks",),
     "errors": ("aiohooks.errors",),
@@ -67,7 +66,7 @@ LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?=[^)]*\)
 
 @functools.cache
 def packages() -> dict[str, types.ModuleType]:
-    """Import the public packages: those for frameworks that are not installed with stand-ins for them."""
+    """Import the public packages; TensorFlow, if it is not installed, has a stand-in."""
     with stand_ins():
         return {package: importlib.import_module(package) for package in PACKAGES}
 

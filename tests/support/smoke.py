@@ -125,57 +125,6 @@ async def tensorflow() -> None:
 
 
 @program
-async def keras() -> None:
-    """A callback of Keras stops a session."""
-    os.environ["KERAS_BACKEND"] = "torch"
-    import keras
-
-    from aiohooks.adapters.keras import KerasCallbacks
-
-    stopping = keras.callbacks.EarlyStopping("loss", patience=1, mode="max")
-    assert (await train(KerasCallbacks([stopping], ["loss"], steps_per_epoch=1))).latest.step == 2
-
-
-@program
-async def lightning() -> None:
-    """A callback of Lightning stops a session."""
-    import lightning
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    from aiohooks.adapters.lightning import LightningCallbacks
-
-    trainer = lightning.Trainer(
-        callbacks=[EarlyStopping("loss", patience=1, mode="max")],
-        **{"logger": False, "enable_checkpointing": False, "accelerator": "cpu"},
-    )
-    hook = LightningCallbacks(trainer, lightning.LightningModule(), ["loss"], steps_per_epoch=1)
-    assert (await train(hook)).latest.step == 2
-
-
-@program
-async def ignite() -> None:
-    """A handler of Ignite stops a session."""
-    from ignite.engine import Engine, Events
-
-    from aiohooks.adapters.ignite import IgniteHandlers
-
-    engine = Engine(lambda engine, batch: None)
-    engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: engine.terminate())
-    assert (await train(IgniteHandlers(engine))).latest.step == 2
-
-
-@program
-async def transformers() -> None:
-    """The arguments of a Trainer stop a session."""
-    from transformers import TrainingArguments
-
-    from aiohooks.adapters.transformers import TrainerCallbacks
-
-    arguments = TrainingArguments(output_dir=str(FOLDER), max_steps=2, use_cpu=True, report_to="none")
-    assert (await train(TrainerCallbacks([], arguments))).latest.step == 2
-
-
-@program
 async def rich() -> None:
     """A progress bar is drawn."""
     file = io.StringIO()
@@ -329,8 +278,6 @@ async def completion() -> None:
 SERVERS = ("redis", "nats")
 """Those that are given a URL."""
 PROGRAMS |= dict.fromkeys(SERVERS, use_store)
-BESIDE = {"keras": ["torch"]}
-"""What their programs need that the extra leaves to the user: a backend."""
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 
-FRAMEWORKS = ("ignite", "keras", "lightning", "tensorflow", "transformers")
+FRAMEWORKS = ("tensorflow",)
 
 
 class _StandIn(type):

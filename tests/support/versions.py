@@ -26,7 +26,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from tests.support.smoke import BESIDE, PROGRAMS, SERVERS
+from tests.support.smoke import PROGRAMS, SERVERS
 from tests.support.source import ROOT
 from tests.support.store_servers import running
 
@@ -36,7 +36,7 @@ NOT_FOR_USERS = ("examples", "test")
 """Extras that are for this checkout."""
 SEVERAL = "all"
 """The extra that brings the others, but the large ones."""
-LARGE = ("tensorflow", "keras", "lightning", "ignite", "transformers", "ray")
+LARGE = ("tensorflow", "ray")
 """Extras that bring gigabytes, or start a cluster: they are tried by hand."""
 
 
@@ -135,7 +135,7 @@ def tried(extra: str, needed: Sequence[Requirement], which: str, wheel: Path, fo
     pins = [f"{one.name}=={floor_of(one)}" for one in needed] if which == "lowest" else []
     library = str(wheel) if extra == CORE else f"{wheel}[{extra}]"
     try:
-        python = make_environment(folder / "environment", [library, *pins, *BESIDE.get(extra, ())])
+        python = make_environment(folder / "environment", [library, *pins])
     except ValueError as error:
         return ", ".join(pins), str(error)
     with server_url(extra, folder) as url:

@@ -1,1 +1,0 @@
-"""The adapters of Keras, Lightning, Ignite and Hugging Face's Trainer, with these; run by .ci/frameworks, which has them."""
