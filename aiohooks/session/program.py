@@ -10,13 +10,12 @@ import signal
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 from aiohooks._aio.cancel import running_loop
-from aiohooks._diagnostics import PACKAGE, Awaited
+from aiohooks._diagnostics import PACKAGE
 from aiohooks._validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
 from aiohooks.session._state import RUN_LOOPS, WHY_VARIABLE
@@ -47,55 +46,11 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
             return super().submit(call)
 
 
-def _handle_interrupts(runner: asyncio.Runner) -> list[str]:
-    """Return a list that gets what the main task waits for when a Ctrl-C cancels it: what is raised does not say it.
-
-    The next Ctrl-C is raised where the program is, but not in the loop or the library: what that would lose, such as the
-    continuation of a task, the runner would wait for indefinitely. Then it is raised by a callback of its own.
-    """
-    waits: list[str] = []
-    is_sent = False
-    interrupt: Any = getattr(runner, "_on_sigint", None)  # which `run` gives to the signal
-
-    def note_wait(main_task: asyncio.Task[Any]) -> None:
-        try:
-            if not waits and asyncio.current_task(runner.get_loop()) is None:  # the loop is idle
-                waits.append("")  # first: a second Ctrl-C may come while this one imports
-                from aiohooks._why.builder import why  # seldom needed
-
-                waits[0] = why(Awaited("task", "main", key=main_task))
-        except Exception as error:
-            waits[0] = f"what the program waited for could not be found out: {error!r}"
-
-    def raise_interrupt(end: KeyboardInterrupt, main_task: asyncio.Task[Any]) -> None:
-        if not main_task.done():
-            raise end
-
-    def on_sigint(_: object, signum: int, frame: types.FrameType | None, main_task: asyncio.Task[Any]) -> None:
-        nonlocal is_sent
-        try:
-            note_wait(main_task)
-        finally:  # whatever comes, the program ends
-            try:
-                interrupt(signum, frame, main_task)
-            except KeyboardInterrupt as end:
-                in_program = frame is None or not frame.f_code.co_filename.startswith(_FOLDED)
-                if in_program or is_sent or main_task.done():
-                    raise
-                is_sent = True
-                runner.get_loop().call_soon_threadsafe(raise_interrupt, end, main_task)
-
-    if interrupt is not None:
-        # A method as before: by it a session knows the handler of a runner from one of the program's own.
-        cast("Any", runner)._on_sigint = types.MethodType(on_sigint, runner)
-    return waits
-
-
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = False) -> T:
     """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
 
-    An error that nothing catches is printed without the frames of the library and asyncio; `python -X dev` shows all. After a
-    Ctrl-C a note says what the program waited for.
+    An error that nothing catches is printed without the frames of the library and asyncio; `python -X dev` shows all. A Ctrl-C
+    that no session handles has the effect that it has in `asyncio.run`: it cancels `main`, and `run` raises `KeyboardInterrupt`.
 
     Args:
         main: a coroutine function.
@@ -127,7 +82,7 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     end: BaseException | None = None
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            loop, waits = runner.get_loop(), _handle_interrupts(runner)
+            loop = runner.get_loop()
             if sys.version_info < (3, 12):
                 loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
             RUN_LOOPS[loop] = threading.get_ident()
@@ -135,8 +90,6 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
                 result = runner.run(main(*args))
             except (KeyboardInterrupt, SystemExit) as error:
                 end = error
-                for one in filter(None, waits):
-                    error.add_note(f"interrupted: {one}")
                 # Raised in a callback while main ends, it leaves callbacks that stop the loop, which waits for the other tasks
                 # next. `stop` would leave one, too. After one in its last iteration uvloop cannot be used at all.
                 loop.call_soon(sys.exit)
