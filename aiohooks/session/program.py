@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from aiohooks._aio.cancel import running_loop
-from aiohooks._diagnostics import PACKAGE
 from aiohooks._validate import check_callable, check_instance, is_coroutine_function
 from aiohooks.errors import InvalidArgumentError, StopRequestedError, WrongLoopError, failure_of
 from aiohooks.session._state import RUN_LOOPS, WHY_VARIABLE
@@ -30,7 +26,6 @@ else:
     _new_event_loop = uvloop.new_event_loop
 
 T = TypeVar("T")
-_FOLDED = (PACKAGE, *(os.path.dirname(one) for one in (asyncio.__file__, importlib.__file__)), "uvloop/", "<frozen importlib")
 
 if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thread` never arrived: whoever waited hung
     from concurrent.futures import ThreadPoolExecutor
@@ -49,8 +44,8 @@ if sys.version_info < (3, 12):  # before, a StopIteration out of `asyncio.to_thr
 def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = False) -> T:
     """Call the coroutine function `main` with `args` in a new event loop: uvloop's where it is installed, otherwise asyncio's.
 
-    An error that nothing catches is printed without the frames of the library and asyncio; `python -X dev` shows all. A Ctrl-C
-    that no session handles has the effect that it has in `asyncio.run`: it cancels `main`, and `run` raises `KeyboardInterrupt`.
+    A Ctrl-C that no session handles has the effect that it has in `asyncio.run`: it cancels `main`, and `run` raises
+    `KeyboardInterrupt`.
 
     Args:
         main: a coroutine function.
@@ -97,8 +92,6 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
                     loop.run_forever()
                 raise
     except BaseException as error:
-        if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
-            sys.excepthook = _print_folded
         if end is not None and isinstance(error, RuntimeError):  # the loop could not be closed
             error = end
         number = None if loop is None else stopped_by(loop)
@@ -109,22 +102,6 @@ def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, why: bool = Fal
     if number is not None and result is None:
         _exit_by_signal(number)
     return result
-
-
-def _print_folded(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-    # The error itself keeps all frames: a debugger finds them.
-    shown = traceback.TracebackException(kind, error, tb)
-    if _fold(shown):
-        print("(frames of aiohooks and asyncio are left out; `python -X dev` shows them)", file=sys.stderr)
-    shown.print()
-
-
-def _fold(shown: traceback.TracebackException | None) -> int:
-    if shown is None:
-        return 0
-    count = len(shown.stack)
-    shown.stack[:-1] = [frame for frame in shown.stack[:-1] if not frame.filename.startswith(_FOLDED)]
-    return count - len(shown.stack) + sum(map(_fold, (shown.__cause__, shown.__context__, *(shown.exceptions or ()))))
 
 
 def _exit_by_signal(number: signal.Signals) -> NoReturn:

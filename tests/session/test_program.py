@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +17,6 @@ from aiohooks.adapters.trackers.tensorboard import TensorBoardTracker
 from aiohooks.session import program
 from tests.support.checks import refused
 from tests.support.sessions import counting_graph, do_nothing, double
-from tests.support.source import ROOT
 from tests.support.waiting import HANG_SECS, forever
 
 pytestmark = pytest.mark.every_python
@@ -62,50 +57,6 @@ def test_run_runs_the_function() -> None:
         return first + second
 
     assert ah.run(main, 1, 2) == 3
-
-
-FAILS = """
-import asyncio, sys
-import aiohooks as ah
-
-class Push(ah.SessionRunHook):
-    async def after_run(self, run_context, run_values):
-        await asyncio.sleep(0)
-        try:
-            {}["metrics"]
-        except KeyError as error:
-            raise OSError("refused") from error
-
-async def train_step(): ...
-
-async def main():
-    async with ah.AsyncMonitoredSession(train_step, [Push()]) as session:
-        async for _ in session.steps():
-            pass
-
-if "own" in sys.argv:
-    sys.excepthook = lambda kind, error, traceback: print(error, file=sys.stderr)
-ah.run(main)
-"""
-
-
-def test_an_uncaught_error_is_printed_without_frames_of_the_library(tmp_path: Path) -> None:
-    """A program shows its own frames, and those of its hooks; all in development mode, or by an excepthook of its own."""
-    file = tmp_path / "train.py"
-    file.write_text(FAILS)
-
-    def printed(*arguments: str) -> str:
-        command, env = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_SECS, env=env)
-        assert done.returncode == 1
-        return done.stderr
-
-    text = printed(str(file))
-    assert re.findall(r", in (.*)\n", text) == ["after_run", "<module>", "main", "after_run"]
-    assert text.startswith("(frames of aiohooks and asyncio are left out; `python -X dev` shows them)\nTraceback")
-    assert text.endswith("OSError: refused\nraised by Push.after_run at step 1\n")
-    assert len(re.findall(r"^  File .*aiohooks", printed("-X", "dev", str(file)), re.MULTILINE)) > 5
-    assert printed(str(file), "own") == "refused\n"
 
 
 def test_an_interrupt_cancels_the_program() -> None:
