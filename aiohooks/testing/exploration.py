@@ -133,15 +133,19 @@ async def explore(
         check_choice(kind, "a kind in disturb", *DISTURBANCES)
     given = None if replay is None else _parsed(replay)
     explorer = _Explorer(program, kinds, math.inf if max_secs is None else max_secs)
-    with _outside_of_loop(), _quiet(explorer.errors):
-        if given is not None:
-            explorer.explore(Schedule(given=given), "the replay")
-        elif most is not None:
-            explorer.explore_all(most)
-        else:
-            steps = explorer.explore(Schedule(), "the first run").steps
-            for seed in numbers:
-                explorer.explore(explorer.schedule(seed, steps), f"seed {seed}")
+
+    def explore_schedules() -> None:
+        with _quiet(explorer.errors):
+            if given is not None:
+                explorer.explore(Schedule(given=given), "the replay")
+            elif most is not None:
+                explorer.explore_all(most)
+            else:
+                steps = explorer.explore(Schedule(), "the first run").steps
+                for seed in numbers:
+                    explorer.explore(explorer.schedule(seed, steps), f"seed {seed}")
+
+    await _call_outside_of_loop(explore_schedules)
     return Explored(explorer.schedules, explorer.steps, explorer.disturbances)
 
 
@@ -609,13 +613,33 @@ def _waits(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
     return sorted(f"task {_name(one)} waits at {task_wait(one).where or 'its beginning'}" for one in tasks)
 
 
-@contextlib.contextmanager
-def _outside_of_loop() -> Generator[None]:
-    """Let other loops run in this thread for the block."""
+async def _call_outside_of_loop(function: Callable[[], None]) -> None:
+    """Call a function that runs other loops in this thread.
+
+    A callback of this loop calls it: other loops could not run their tasks inside a step of this one's.
+    """
     loop = asyncio.get_running_loop()
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio._leave_task(loop, task)
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def call() -> None:
+        if ended.cancelled():
+            return
+        try:
+            with _no_running_loop(loop):
+                function()
+        except BaseException as error:
+            ended.set_exception(error)  # also a KeyboardInterrupt, which the task raises then
+        else:
+            ended.set_result(None)
+
+    loop.call_soon(call)
+    await ended
+
+
+@contextlib.contextmanager
+def _no_running_loop(loop: asyncio.AbstractEventLoop) -> Generator[None]:
+    """Let other loops run in this thread for the block, which `loop` runs."""
+    # asyncio exports this function for event loops. No loop starts while another one is running.
     asyncio._set_running_loop(None)
     is_main = threading.current_thread() is threading.main_thread()
     # The socket by which signals wake the outer loop, which does not read it meanwhile: it would fill up.
@@ -626,7 +650,6 @@ def _outside_of_loop() -> Generator[None]:
         if is_main:
             signal.set_wakeup_fd(wakeup_fd)
         asyncio._set_running_loop(loop)
-        asyncio._enter_task(loop, task)
 
 
 @contextlib.contextmanager
