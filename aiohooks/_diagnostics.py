@@ -30,6 +30,8 @@ _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIO = os.path.dirname(anyio.__file__) + os.sep
 _MOST_FRAMES = 100
 _LOOP_FILES = (os.path.join("asyncio", "base_events.py"), os.path.join("asyncio", "runners.py"))
+# Only the name of `_run_once` shows where the frames of asyncio's loop end. If asyncio renames it,
+# a report has one frame more.
 _LOOP_FUNCTIONS = ("_run_once", "run", "run_until_complete", "run_forever")
 _BLOCKED_SECS = 0.5
 """How long a block is that is warned of at least; one of twice that time always is."""

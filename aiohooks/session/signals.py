@@ -382,6 +382,8 @@ def _owner_of(handler: Any) -> Literal["system", "Python", "runner", "loop", "pr
         return "system"
     if not callable(handler) or handler is signal.default_int_handler:
         return "Python"
+    # The handler of asyncio.Runner has no public name. If this does not recognize it, it counts as
+    # the program's, which a second signal calls as well.
     if isinstance(getattr(getattr(handler, "func", None), "__self__", None), asyncio.Runner):
         return "runner"
     # The loop, uvloop's or asyncio's, calls what was added to it whatever handler is installed.

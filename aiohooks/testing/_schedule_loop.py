@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from aiohooks.errors import UnsupportedSystemError
 from aiohooks.testing.leaks import is_idle_worker
 
 Place = tuple[str, int]
@@ -163,7 +164,8 @@ class _ReadyQueue(deque[asyncio.Handle]):
 
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
-    owner: Any = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+    # A handle has no public attribute for its callback. That of a step is a method of the task.
+    owner = getattr(getattr(handle, "_callback", None), "__self__", None)
     return owner if isinstance(owner, asyncio.Task) else None  # pyright: ignore[reportUnknownVariableType]
 
 
@@ -225,7 +227,11 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         self._of_files = _Selector()
         self._of_files.loop = self
         super().__init__(self._of_files)
-        self._ready: Any = _ReadyQueue(self)  # the loop of asyncio takes from it what runs next
+        # asyncio has no public way to choose the next handle: its loop takes it from `_ready`.
+        if not hasattr(self, "_ready"):
+            self._of_files.close()
+            raise UnsupportedSystemError("explore cannot choose what the event loop of this Python runs next")
+        self._ready: Any = _ReadyQueue(self)
         self._own_files = len(self._of_files.get_map())
         self._threads = {*threading.enumerate()}
 
@@ -261,7 +267,8 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def secs_to_timer(self) -> float | None:
         """Return the time to the next timer, if there is one."""
-        scheduled: list[asyncio.TimerHandle] = vars(self)["_scheduled"]
+        # asyncio has no public list of its timers. Without it, a loop that repeats callbacks is stuck.
+        scheduled: list[asyncio.TimerHandle] = getattr(self, "_scheduled", [])
         return max(scheduled[0].when() - self.secs, 0) if scheduled else None
 
     def has_busy_thread(self) -> bool:

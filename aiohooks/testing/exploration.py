@@ -122,6 +122,7 @@ async def explore(
         ExplorationError: a promise was broken. It says which, the fewest disturbances found that show it, where the tasks waited,
             and how to repeat it; its cause is the error of the program, if it has one.
         InvalidArgumentError: an argument is invalid.
+        UnsupportedSystemError: the event loop of this Python runs its tasks in another way than those of 3.11 to 3.15.
     """
     if not is_coroutine_function(program):
         raise InvalidArgumentError(f"program is {safe_repr(program)}; give a coroutine function, with one argument at most")

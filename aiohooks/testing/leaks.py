@@ -50,6 +50,7 @@ _SHARED_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 
 _STEPS = ("_run", "run", "run_forever", "run_until_complete")
 """Functions of asyncio that make the steps of tasks: who has called them has not started what a step starts."""
+# A pool has no public list of its threads: they are recognized by name and by the files of their frames.
 _WORKER_FILES = ("threading.py", "queue.py", os.path.join("_backends", "_asyncio.py"), os.path.join("futures", "thread.py"))
 _WORKER_NAMES = ("AnyIO worker thread", "asyncio_", "uvloop_")
 

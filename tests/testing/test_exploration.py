@@ -21,7 +21,7 @@ import pytest
 
 import aiohooks as ah
 from aiohooks._aio.clock import wake
-from aiohooks.errors import InvalidArgumentError
+from aiohooks.errors import InvalidArgumentError, UnsupportedSystemError
 from aiohooks.testing import ExplorationError, ManualClock, always, choose, explore, may_happen, unreliable
 from aiohooks.testing.exploration import DISTURBANCES, Disturbance
 
@@ -592,3 +592,16 @@ async def test_invalid_arguments_are_refused(arguments: dict[str, Any], message:
     with pytest.raises(InvalidArgumentError) as refused:
         await explore(**{"program": trio_like_group, **arguments})
     assert message in str(refused.value)
+
+
+async def test_an_event_loop_that_cannot_be_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`explore` raises an error if the event loop of a Python lacks the queue that a schedule replaces."""
+
+    async def program() -> None: ...
+
+    def without_queue(loop: asyncio.SelectorEventLoop, selector: object = None) -> None:
+        vars(loop)["_closed"] = True  # so that nothing has to be closed
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "__init__", without_queue)
+    with pytest.raises(UnsupportedSystemError, match="explore cannot choose"):
+        await explore(program, seeds=1)

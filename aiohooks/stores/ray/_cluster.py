@@ -6,11 +6,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import ctypes
-import importlib
 import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar
@@ -128,24 +128,25 @@ def _late_error(where: str | None, timeout: float) -> StoreUnavailableError:
 
 @contextlib.contextmanager
 def _on_loopback(wanted: bool) -> Generator[None]:
-    # Ray's processes listen on all interfaces unless the node's address is the loopback one, and where it takes several nodes
-    # for possible, Ray replaces that address by another one, even if it was given. On Windows and macOS it does not.
-    constants = importlib.import_module("ray._private.ray_constants")
-    before = getattr(constants, "ENABLE_RAY_CLUSTER", None)
-    if not wanted or before is None:
+    # Ray's processes listen on all interfaces unless the node's address is the loopback one. While
+    # this constant is true, as on Linux, Ray replaces that address by another one, even if
+    # `ray.init` gets it: no public option prevents that.
+    constants: Any = sys.modules.get("ray._private.ray_constants")
+    if not wanted or not getattr(constants, "ENABLE_RAY_CLUSTER", False):
         yield
         return
-    constants.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
+    constants.ENABLE_RAY_CLUSTER = False
     try:
         yield
     finally:
-        constants.ENABLE_RAY_CLUSTER = before  # type: ignore[attr-defined]
+        constants.ENABLE_RAY_CLUSTER = True
 
 
 @contextlib.contextmanager
 def _sigterm_left_alone() -> Generator[None]:
     # Ray warns that it has left SIGTERM to this process, as intended here. It has not: below Python its handler comes first,
     # prints a stack, and has the process aborted three seconds later, whatever that still saves.
+    # No option turns the warning off. If Ray renames its logger, the warning is logged.
     logger = logging.getLogger("ray._private.worker")
 
     def drop(record: logging.LogRecord) -> bool:
