@@ -137,21 +137,6 @@ exit codes:
   2    the arguments are invalid
 """
 
-_COMPLETION = """\
-print what makes a shell complete commands and options
-
-Needs `pip install 'aiohooks[completion]'`. Put the line for your shell into its start-up file.
-
-example:
-  %(prog)s bash         # ~/.bashrc, or ~/.zshrc with `zsh`: eval "$(aiohooks completion bash)"
-  %(prog)s fish         # ~/.config/fish/config.fish: aiohooks completion fish | source
-
-exit codes:
-  0    done
-  1    the extra is not installed
-  2    the arguments are invalid
-"""
-
 _RUN_OPTION = {"metavar": "NAME", "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)"}
 _ADDRESS_OPTION = {
     "metavar": "HOST:PORT",
@@ -267,9 +252,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no picture")
     positive = functools.partial(_count, least=1)
     add("--steps", type=positive, metavar="N", help="draw the last N steps of a trace (default: all)")
-
-    add = _add_command(commands, "completion", _imported("_command_line._completion", "print_completion"), _COMPLETION)
-    add("shell", choices=("bash", "zsh", "fish"), help="the shell")
     return parser
 
 
@@ -285,11 +267,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = os.path.basename(sys.argv[0])
     prog = "python -m aiohooks" if name == "__main__.py" else name
     parser = make_parser(prog)
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
-        with contextlib.suppress(ImportError):
-            from aiohooks._command_line._completion import complete
-
-            complete(parser)
     given = vars(parser.parse_args(arguments))
     try:
         code: int = given.pop("execute")(**given)

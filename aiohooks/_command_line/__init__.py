@@ -4,7 +4,6 @@
     steps           show a run in a step store
     watch           follow runs, services and directories of checkpoints
     compare         what differs between two runs' records, traces or checkpoints
-    _completion     completion in shells
 
 `checkpoints` and `plot` are in the packages whose files they show. A command's module is imported when it is called.
 """

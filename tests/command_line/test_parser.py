@@ -71,7 +71,7 @@ def test_runs_and_traces_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (shown.out, error in shown.err) == ("", True)
 
 
-COMMANDS = ("run", "checkpoints", "steps", "watch", "why", "compare", "plot", "completion")
+COMMANDS = ("run", "checkpoints", "steps", "watch", "why", "compare", "plot")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -182,36 +182,6 @@ def test_output_that_no_one_reads(tmp_path: Path) -> None:
     line = f"{sys.executable} -m aiohooks checkpoints {tmp_path} | true; exit ${{PIPESTATUS[0]}}"
     done = processes.run([program("bash"), "-c", line], env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-COMPLETED = """
-eval "$(aiohooks completion bash)"
-COMP_WORDS=($1); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=$1; COMP_POINT=${#1}; COMP_TYPE=9
-_python_argcomplete aiohooks
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("aiohooks com", ["compare", "completion"]),
-        ("aiohooks run x:y --eng", ["--engine"]),
-        ("aiohooks run x:y --engine r", ["ray"]),
-    ],
-)
-def test_a_shell_completes(tmp_path: Path, line: str, words: list[str]) -> None:
-    """In a real bash, commands, options and their values are completed by what `completion bash` has printed."""
-    environment = {**ENVIRONMENT, "PATH": f"{installed(tmp_path).parent}:{ENVIRONMENT['PATH']}"}
-    done = processes.run([program("bash"), "-c", COMPLETED, "bash", line], env=environment)
-    assert [word.strip() for word in done.stdout.splitlines()] == words, done.stderr
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_its_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is printed registers the program by its name."""
-    assert main(["completion", shell]) == 0
-    assert "aiohooks" in capsys.readouterr().out
 
 
 def test_a_command_loads_what_it_needs() -> None:

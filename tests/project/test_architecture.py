@@ -59,7 +59,6 @@ EXTRAS: dict[str, str] = {
     "prometheus_client": "aiohooks.adapters.prometheus",
     "mlflow": "aiohooks.adapters.trackers.mlflow",
     "wandb": "aiohooks.adapters.trackers.wandb",
-    "argcomplete": "aiohooks._command_line._completion",
     "pytest": "aiohooks.testing.pytest_plugin",
 }
 DISTRIBUTIONS = {**{"nats": "nats-py", "opentelemetry": "opentelemetry-api", "mlflow": "mlflow-skinny"}}

@@ -267,14 +267,6 @@ async def asgi() -> None:
     assert "state" in json.loads(sent[1]["body"]), sent
 
 
-@program
-async def completion() -> None:
-    """The line for a shell is printed."""
-    from aiohooks.__main__ import main
-
-    assert main(["completion", "bash"]) == 0
-
-
 SERVERS = ("redis", "nats")
 """Those that are given a URL."""
 PROGRAMS |= dict.fromkeys(SERVERS, use_store)
