@@ -70,24 +70,6 @@ exit codes:
   2    the arguments are invalid
 """
 
-_WATCH = """\
-follow runs in step stores, services, and directories of checkpoints
-
-Live in a terminal if rich is installed (`pip install 'aiohooks[rich]'`), otherwise one line for each change. Step stores and
-services notify; a directory is watched by inotify, or read once a second where there is none. The token of a service is in the
-environment variable AIOHOOKS_SERVICE_TOKEN.
-
-example:
-  %(prog)s local:///tmp/steps --run digits --run letters
-  %(prog)s http://127.0.0.1:8000/training model
-
-exit codes:
-  0    all have ended, or Ctrl-C
-  1    one has failed, or cannot be followed
-  2    the arguments are invalid: nothing was followed
-  143  ended by SIGTERM
-"""
-
 _WHY = """\
 say why a process, a service or a run waits: for which task, hook, lock, queue, step or process, at which line, and since when
 
@@ -105,23 +87,6 @@ exit codes:
   0    all have answered
   1    one has not, or there is none
   2    the arguments are invalid
-"""
-
-_COMPARE = """\
-say what differs between the records, traces or checkpoints of two runs
-
-Two files of CSVHook or JSONLinesHook: for each tag the first step that differs, and the last and mean values. Two traces of
-TimelineHook: the seconds of each lane. Two checkpoints, or directories whose newest good ones are taken: names, types, shapes,
-and the largest difference.
-
-example:
-  %(prog)s before.csv after.jsonl
-  %(prog)s model backup/model
-
-exit codes:
-  0    nothing differs
-  1    something differs
-  2    they cannot be compared, or the arguments are invalid
 """
 
 _PLOT = """\
@@ -232,19 +197,9 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
     _add_run_options(add)
 
-    add = _add_command(commands, "watch", _imported("_command_line.watch", "watch"), _WATCH)
-    targets = "a step store's URL, the http:// or https:// URL of a SessionService, or a directory of checkpoints"
-    add("targets", nargs="+", metavar="URL|DIR", help=targets)
-    add("--run", dest="runs", action="append", default=[], **_RUN_OPTION)
-    add("--address", **_ADDRESS_OPTION)
-
     add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)
     add("target", metavar="URL|PID|RUN", help="the URL of a service or a step store, the id of a process, or the name of a run")
     _add_run_options(add)
-
-    add = _add_command(commands, "compare", _imported("_command_line.compare", "compare"), _COMPARE)
-    add("a", metavar="A", help="a file or a directory")
-    add("b", metavar="B", help="another one of the same kind")
 
     add = _add_command(commands, "plot", _plot, _PLOT)
     add("run", help="the .csv or .jsonl file, or the .json of a trace")

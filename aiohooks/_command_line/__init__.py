@@ -2,8 +2,7 @@
 
     run             start a function as a chief and its workers
     steps           show a run in a step store
-    watch           follow runs, services and directories of checkpoints
-    compare         what differs between two runs' records, traces or checkpoints
+    why             say why processes wait, and for whom
 
 `checkpoints` and `plot` are in the packages whose files they show. A command's module is imported when it is called.
 """

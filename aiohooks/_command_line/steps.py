@@ -7,10 +7,9 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from aiohooks.errors import InvalidArgumentError, printable
-from aiohooks.stores import ExitReport, PublisherReport, RunReport, StepStore, open_step_store
+from aiohooks.stores import ExitReport, PublisherReport, RunReport, open_step_store
 
 
 def print_run(url: str, run: str | None, *, address: str | None, as_json: bool) -> int:
@@ -39,21 +38,15 @@ async def inspect_run(
     url: str, run: str | None, address: str | None, *, secs: float | None = None
 ) -> tuple[str, RunReport | None]:
     """Return the name of a run, and what the engine has of it; raise `TimeoutError` if it does not answer within `secs`."""
-    store = shared_store(url, run, address)
+    if url.startswith("memory:"):
+        raise InvalidArgumentError("memory:// is a store within one process; give the URL of one that processes share")
+    options = {} if address is None else {"address": address}
+    store = open_step_store(url, run=run, **options)
     try:
         async with asyncio.timeout(secs):
             return store.run, await store.inspect()
     finally:
         await store.aclose()
-
-
-def shared_store(url: str, run: str | None, address: str | None, **options: Any) -> StepStore:
-    """Return the store of a URL, which other processes share; raise `InvalidArgumentError` for `memory://`."""
-    if url.startswith("memory:"):
-        raise InvalidArgumentError("memory:// is a store within one process; give the URL of one that processes share")
-    if address is not None:
-        options["address"] = address
-    return open_step_store(url, run=run, **options)
 
 
 def _lines(report: RunReport) -> Iterator[str]:

@@ -14,18 +14,19 @@ import urllib.request
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from aiohooks._command_line.steps import describe_publisher, inspect_run, no_run
-from aiohooks._command_line.watch import TOKEN_VARIABLE, service_url
 from aiohooks._diagnostics import process_state
 from aiohooks._why.graph import WaitGraph
-from aiohooks.errors import AiohooksError, printable
+from aiohooks.errors import AiohooksError, InvalidArgumentError, printable
 from aiohooks.session.why import unanswered, why_folder
 from aiohooks.stores import RunReport
 from aiohooks.stores._protocol import local_pid
 
 _SECS = 1.5
 """How long a process may take to answer: all of them are asked at the same time."""
+_TOKEN_VARIABLE = "AIOHOOKS_SERVICE_TOKEN"
 _MOST_SHOWN, _MOST_BYTES = 10_000, 1 << 24
 _HOW = "start it with AIOHOOKS_WHY=1, or run it with ah.run(main, why=True)"
 
@@ -126,8 +127,8 @@ def _ask(pid: int) -> WaitGraph:
 
 
 def _ask_service(target: str) -> WaitGraph:
-    url = service_url(target).geturl()
-    headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(TOKEN_VARIABLE)) else {}
+    url = _service_url(target)
+    headers = {"Authorization": f"Bearer {token}"} if (token := os.environ.get(_TOKEN_VARIABLE)) else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/why", headers=headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy would be another machine for the service
     try:
@@ -136,7 +137,7 @@ def _ask_service(target: str) -> WaitGraph:
             graph.lines()  # raises if it is none
             return graph
     except urllib.error.HTTPError as error:
-        hint = {401: f"set {TOKEN_VARIABLE} to its token", 404: "it answers that only with SessionService(controls=True)"}
+        hint = {401: f"set {_TOKEN_VARIABLE} to its token", 404: "it answers that only with SessionService(controls=True)"}
         text = hint.get(error.code, printable(error.read(1_000).decode(errors="replace")))
         raise AiohooksError(f"the service answers {error.code}: {text}") from None
     except TimeoutError:
@@ -146,3 +147,14 @@ def _ask_service(target: str) -> WaitGraph:
         raise AiohooksError(f"no service answers at {url}: {error.reason}; start it, or correct the URL") from None
     except (http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AiohooksError(f"this is not a service of a session: {error!r}") from None
+
+
+def _service_url(target: str) -> str:
+    """Return the URL of a service, without a user and a password, which messages must not show."""
+    try:
+        url = urlsplit(target)
+    except ValueError as error:
+        raise InvalidArgumentError(f"this is no http:// URL: {error}") from None
+    if not url.hostname:
+        raise InvalidArgumentError("an http:// URL names no host; give that of a service: http://127.0.0.1:8000/training")
+    return url._replace(netloc=url.netloc.rpartition("@")[2], query="", fragment="").geturl()

@@ -71,7 +71,7 @@ def test_runs_and_traces_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert (shown.out, error in shown.err) == ("", True)
 
 
-COMMANDS = ("run", "checkpoints", "steps", "watch", "why", "compare", "plot")
+COMMANDS = ("run", "checkpoints", "steps", "why", "plot")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -136,11 +136,7 @@ REFUSED = {
     "steps memory://": "memory:// is a store within one process",
     "steps redsi://h": "did you mean 'redis'",
     "steps /tmp/steps": "is not the beginning of a step store's URL",
-    "watch nowhere": "'nowhere' is no directory; give one of checkpoints",
-    "watch memory://": "memory:// is a store within one process",
-    "watch redsi://h": "did you mean 'redis'",
-    "watch http:///x": "names no host",
-    "compare a.csv b.csv": "No such file",
+    "why http:///x": "names no host",
 }
 
 
