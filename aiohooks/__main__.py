@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import importlib
 import os
 import sys
@@ -89,19 +88,6 @@ exit codes:
   2    the arguments are invalid
 """
 
-_PLOT = """\
-draw a run that CSVHook or JSONLinesHook has written, or the lanes of TimelineHook
-
-example:
-  %(prog)s losses.csv
-  %(prog)s trace.json --terminal --steps 5
-
-exit codes:
-  0    it is drawn
-  1    the file cannot be read, or holds nothing to draw
-  2    the arguments are invalid
-"""
-
 _RUN_OPTION = {"metavar": "NAME", "help": "the name of the run (default: $AIOHOOKS_RUN, or `default`)"}
 _ADDRESS_OPTION = {
     "metavar": "HOST:PORT",
@@ -111,11 +97,11 @@ _ADDRESS_OPTION = {
 # ArgumentTypeError also for what is no number: for a ValueError argparse names these functions in its message.
 
 
-def _count(text: str, least: int = 0) -> int:
+def _count(text: str) -> int:
     with contextlib.suppress(ValueError):
-        if (count := int(text)) >= least:
+        if (count := int(text)) >= 0:
             return count
-    raise argparse.ArgumentTypeError(f"give a number of at least {least}")
+    raise argparse.ArgumentTypeError("give a number of at least 0")
 
 
 def _secs(text: str) -> float:
@@ -132,16 +118,6 @@ def _imported(module: str, name: str) -> Callable[..., int]:
         return getattr(importlib.import_module(f"aiohooks.{module}"), name)(**arguments)
 
     return call
-
-
-def _plot(run: str, output: str | None, terminal: bool, steps: int | None) -> int:
-    if terminal:
-        from aiohooks.hooks._lanes import plot_in_terminal
-
-        return plot_in_terminal(run, steps)
-    from aiohooks.hooks._plot import plot  # needs an extra
-
-    return plot(run, output, steps)
 
 
 def _add_command(commands: Any, name: str, execute: Callable[..., int], text: str) -> Callable[..., object]:
@@ -200,13 +176,6 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)
     add("target", metavar="URL|PID|RUN", help="the URL of a service or a step store, the id of a process, or the name of a run")
     _add_run_options(add)
-
-    add = _add_command(commands, "plot", _plot, _PLOT)
-    add("run", help="the .csv or .jsonl file, or the .json of a trace")
-    add("-o", "--output", help="the picture to write, as PNG or SVG (default: a PNG beside the file)")
-    add("--terminal", action="store_true", help="draw the lanes of a trace as text, and write no picture")
-    positive = functools.partial(_count, least=1)
-    add("--steps", type=positive, metavar="N", help="draw the last N steps of a trace (default: all)")
     return parser
 
 

@@ -10,7 +10,7 @@ In each run one worker crashes half-way: the session recovers from its newest ch
 before the crash are refused. The learning rate and the clip were chosen with the validation images and seeds 0 to 2; the test
 images are used once, after each run.
 
-Usage: python examples/async_rl_digits.py [--plot docs/images/async-rl-digits.png]   (see --help)
+Usage: python examples/async_rl_digits.py   (see --help)
 """
 
 import argparse
@@ -139,7 +139,6 @@ class Result:
     lags: list[int]
     refused: int
     crash: tuple[int, int]  # the step of the crash, and the one from which the run continued
-    curve: list[tuple[float, float]]  # seconds, accuracy on the validation images
 
 
 async def train(bound: int, seed: int, options: argparse.Namespace) -> Result | None:
@@ -147,20 +146,16 @@ async def train(bound: int, seed: int, options: argparse.Namespace) -> Result | 
     training, validation, test = load_images(seed)
     graph, variables, versions = build_graph(), ah.Variables(), ah.MemoryStepStore(run="policy")
     rollouts = Rollouts(training, bound, seed, options)
-    curve: list[tuple[float, float]] = []
     runs = 0
 
     async def evaluate(evaluation: ah.hooks.Evaluation) -> dict[str, float]:
         return {"accuracy": await evaluation.run("accuracy", validation)}
 
-    def add_point(step: int, result: dict[str, float]) -> None:
-        curve.append((time.perf_counter() - began, result["accuracy"]))
-
     with tempfile.TemporaryDirectory() as directory:
         hooks: list[ah.SessionRunHook] = [
             rollouts,
             ah.StopAtStepHook(last_step=options.steps),
-            ah.EvaluatorHook(evaluate, every=ah.Every(steps=20), on_result=add_point),
+            ah.EvaluatorHook(evaluate, every=ah.Every(steps=20)),
             ah.CheckpointSaverHook(every=ah.Every(steps=20)),  # the chief restores from these
         ]
         chief = ah.ChiefSessionCreator(graph, checkpoint_dir=directory, global_step=versions, variables=variables)
@@ -177,7 +172,7 @@ async def train(bound: int, seed: int, options: argparse.Namespace) -> Result | 
     gate = rollouts.gate.statistics()
     assert gate.lag_max == max(rollouts.lags) <= bound  # the promise of the gate
     refused, crash = gate.stale + gate.invalidated, (rollouts.crashed_at, rollouts.continued_from)
-    return Result(bound, seed, accuracy, runs / secs, rollouts.waited_secs / secs, rollouts.lags, refused, crash, curve)
+    return Result(bound, seed, accuracy, runs / secs, rollouts.waited_secs / secs, rollouts.lags, refused, crash)
 
 
 def load_images(seed: int) -> tuple[Feeds, Feeds, Feeds]:
@@ -211,42 +206,6 @@ def row(bound: int, seed: object, results: list[Result]) -> str:
     )
 
 
-def plot(results: list[Result], path: str) -> None:
-    """Draw the picture of the docs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    bounds = sorted({one.bound for one in results})
-    colours = dict(zip(bounds, plt.colormaps["viridis"](np.linspace(0.1, 0.75, len(bounds))), strict=True))
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(11, 3.3), width_ratios=[1.4, 1, 1.3], layout="constrained")
-    for place, bound in enumerate(bounds):
-        runs, colour = [one for one in results if one.bound == bound], colours[bound]
-        for one in runs:
-            left.plot(*zip(*one.curve, strict=True), color=colour, label=f"at most {bound}" if one is runs[0] else None)
-        millis = statistics.fmean(1_000 / one.steps_per_sec for one in runs)
-        waiting = statistics.fmean(1_000 / one.steps_per_sec * one.waiting for one in runs)
-        middle.bar(place, waiting, 0.6, color=colour, alpha=0.35)
-        middle.bar(place, millis - waiting, 0.6, bottom=waiting, color=colour)
-        middle.text(place, millis, f"{waiting / millis:.0%}", ha="center", va="bottom", fontsize=9)
-        lags = [lag for one in runs for lag in one.lags]
-        parts = [lags.count(lag) / len(lags) for lag in range(max(bounds) + 1)]
-        width = 0.8 / len(bounds)
-        right.bar(np.arange(len(parts)) + (place - (len(bounds) - 1) / 2) * width, parts, width, color=colour)
-    left.set(title="Accuracy on validation images", xlabel="seconds", ylim=(0.4, 1))
-    left.legend(loc="lower right", frameon=False, title="lag bound")
-    middle.set(title="Milliseconds per step (pale: waiting)", xlabel="lag bound")
-    middle.set_xticks(range(len(bounds)), [str(bound) for bound in bounds])
-    middle.margins(x=0.12, y=0.12)
-    right.set(title="Lag of the items that were used", xlabel="versions published since the rollout began", ylabel="share")
-    right.set_xticks(range(max(bounds) + 1))
-    for axes in (left, middle, right):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.title.set_fontsize(10)
-    figure.savefig(path, dpi=110)
-
-
 async def main(options: argparse.Namespace) -> int | None:
     """Run all bounds with all seeds; return the exit code, or None after a signal, when `aiohooks.run` sets it."""
     results: list[Result] = []
@@ -262,8 +221,6 @@ async def main(options: argparse.Namespace) -> int | None:
         print("\nmeans over the seeds\n" + HEADER)
         for bound in options.bounds:
             print(row(bound, "all", [one for one in results if one.bound == bound]))
-    if options.plot:
-        plot(results, options.plot)
     return 0
 
 
@@ -275,7 +232,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200, help="training steps of a run (200)")
     parser.add_argument("--workers", type=int, default=32, help="rollout coroutines (32)")
     parser.add_argument("--wait", action="store_true", help="wait for items that are due, so that none is refused for its age")
-    parser.add_argument("--plot", metavar="FILE", help="draw a picture, with matplotlib")
     options = parser.parse_args()
     if min(options.bounds) < 0:
         parser.error(f"--bounds has {min(options.bounds)}: give whole numbers, 0 or more")

@@ -119,25 +119,17 @@ class Service:
         self.variables = ah.Variables()
         self._rows_per_sec = rows_per_sec
         graph = build_graph()
-        history = ah.HistoryHook({"loss": "loss"}, max_length=2_000)
         timing = ah.HookTimingHook()
         timeline = ah.TimelineHook()
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=checkpoint_every, secs=30))
         session = ah.AsyncMonitoredSession(
             ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir, variables=self.variables),
-            [timeline, *timing.watch([history, saver, ah.NanHook("loss"), *hooks])],
+            [timeline, *timing.watch([saver, ah.NanHook("loss"), *hooks])],
             stop_grace_period_secs=grace_secs / 2,  # without handle_signals: the server handles signals
             name="trainer",
         )
         self.training = SessionService(
-            session,
-            self.train,
-            history=history,
-            timing=timing,
-            timeline=timeline,
-            title=title,
-            grace_secs=grace_secs,
-            controls=controls,
+            session, self.train, timing=timing, timeline=timeline, title=title, grace_secs=grace_secs, controls=controls
         )
         routes = [
             Route("/rows", self.add_rows, methods=["POST"]),

@@ -1,16 +1,14 @@
 """What runs concurrently in a session: feeds taken ahead, hooks that wait, a hook in the background, and checkpoints.
 
-In turn, all of this would take more than twice as long. The session records its timeline, and this program prints that of its
-last steps; with --picture it draws the picture of the README.
+In turn, all of this would take more than twice as long. The session records the timeline of its last steps, which
+https://ui.perfetto.dev and chrome://tracing open.
 
-Usage: python examples/timeline.py [--picture FILE]
+Usage: python examples/timeline.py [FILE]
 """
 
 import argparse
 import asyncio
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 
@@ -77,17 +75,14 @@ async def train(directory: str, trace: str) -> None:
             pass
 
 
-def main() -> int:
-    """Parse the command line, train, and draw the timeline."""
+def main() -> None:
+    """Parse the command line, train, and write the timeline."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--picture", metavar="FILE", help="draw the timeline, as PNG or SVG, and print nothing")
+    parser.add_argument("trace", metavar="FILE", nargs="?", default="trace.json", help="the file to write (trace.json)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        trace = os.path.join(directory, "trace.json")
-        ah.run(train, os.path.join(directory, "checkpoints"), trace)
-        how = ["--terminal"] if options.picture is None else ["-o", options.picture]
-        return subprocess.call([sys.executable, "-m", "aiohooks", "plot", trace, *how])
+        ah.run(train, os.path.join(directory, "checkpoints"), options.trace)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,5 +4,5 @@
     steps           show a run in a step store
     why             say why processes wait, and for whom
 
-`checkpoints` and `plot` are in the packages whose files they show. A command's module is imported when it is called.
+`checkpoints` is in `aiohooks.checkpoint`, whose files it shows. A command's module is imported when it is called.
 """

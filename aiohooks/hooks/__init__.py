@@ -11,7 +11,6 @@ effects              deliver what steps cause outside, when it can no longer be 
 logging              log values and the rate of steps; check for NaN
 records              write CSV or JSON lines
 summaries            write for TensorBoard
-history              keep values in memory; plot them
 progress             show a progress bar, or lines
 profiler, timing     profile selected runs; measure the hooks and the event loop
 timeline             record what runs when, as a trace
@@ -28,7 +27,6 @@ from aiohooks.hooks.evaluator import Evaluation, EvaluatorHook
 from aiohooks.hooks.every import Every, EveryTimer
 from aiohooks.hooks.functions import FeedFnHook, FinalOpsHook, LambdaHook, hook
 from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
-from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.logging import LoggingHook, NanHook, StepCounterHook
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
@@ -55,7 +53,6 @@ __all__ = [
     "FeedFnHook",
     "FinalOpsHook",
     "GlobalStepWaiterHook",
-    "HistoryHook",
     "HookTimes",
     "HookTimingHook",
     "JSONLinesHook",

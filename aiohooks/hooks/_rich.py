@@ -1,4 +1,4 @@
-"""Progress and lanes on a terminal, by rich: the one module that imports it."""
+"""Progress on a terminal, by rich: the one module that imports it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import logging
 import sys
 import threading
-from collections.abc import Sequence
 from typing import IO, Any
 
 from aiohooks.errors import missing_extra
@@ -22,17 +21,6 @@ try:
 except ImportError as error:
     raise missing_extra("ProgressHook on a terminal", "rich") from error
 
-_STYLES = {
-    "step": "bright_black",
-    "feed": "cyan",
-    "prefetch": "cyan",
-    "operation": "blue",
-    "hook": "yellow",
-    "background": "yellow",
-    "save": "magenta",
-    "recovery": "red",
-    "mark": "red",
-}
 _FRAME_SECS = 0.1
 _STOP_SECS = 2.0
 _MAX_ENDED = 5
@@ -147,12 +135,3 @@ def _redirect_handlers(error_stream: IO[str]) -> list[logging.StreamHandler[Any]
                     one.setStream(sys.stderr)
                     moved.append(one)
     return moved
-
-
-def print_lanes(heading: str, rows: Sequence[tuple[str, str, str, str]]) -> None:
-    """Print lanes in colours: each row has a label, the kind of its lane, cells, and what follows these."""
-    console = Console(file=sys.stdout, highlight=False)
-    console.print(Text(heading, style="bold"), soft_wrap=True)
-    for label, kind, cells, rest in rows:
-        line = Text(f"{label}  ") + Text(cells, style=_STYLES.get(kind, "")) + Text(rest, style="bright_black")
-        console.print(line, soft_wrap=True)

@@ -45,8 +45,8 @@ class TimelineHook(ResettingHook):
 
     There are lanes for the steps, the feeds, each operation, each hook and its background calls, the writes of checkpoints, waits
     that a stop ends (`coord.until`, `session.until`, turns of tasks that run the same session) and recoveries. A lane that is
-    busy gets a second one. The file is a trace that https://ui.perfetto.dev and chrome://tracing open, and that
-    `python -m aiohooks plot` draws. A service shows the last steps on its page.
+    busy gets a second one. The file is a trace that https://ui.perfetto.dev and chrome://tracing open. A service
+    shows the last steps on its page.
 
     Register it first, so that it sees the `end` and `close` of the others. Hooks with a lower order are not recorded.
     """

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
 import pytest
 
 from aiohooks import (
     AsyncMonitoredSession,
-    HistoryHook,
     HookTimingHook,
     MemoryStepStore,
+    NanHook,
     SessionRunContext,
     SessionRunHook,
     TimelineHook,
@@ -121,18 +120,17 @@ async def test_a_session_that_is_entered_elsewhere() -> None:
     assert (await ask(service, "/health")).json["state"] == "finished"
 
 
-async def test_progress_has_values_times_and_waiters() -> None:
-    """`GET progress` has the values, the hooks' times, the store and the rate; infinity and NaN are null."""
-    history, timing = HistoryHook({"loss": "loss"}), HookTimingHook()
-    async with serving(timing.watch([history]), history=history, timing=timing, title="digits") as one:
+async def test_progress_has_times_and_waiters() -> None:
+    """`GET progress` has the hooks' times, the store and the rate."""
+    timing = HookTimingHook()
+    async with serving(timing.watch([NanHook("loss")]), timing=timing, title="digits") as one:
         assert (await one.ask("/progress")).json["steps_per_sec"] is None
-        one.feeds.put(0.5, math.nan, math.inf, 0.25)
+        one.feeds.put(0.5, 1.0, 2.0, 0.25)
         await one.ask("/steps/4")
         one.clock.advance(2.0)
         report = (await one.ask("/progress")).json
-    assert report["values"] == {"loss": {"steps": [1, 2, 3, 4], "values": [0.5, None, None, 0.25]}}
     assert (report["title"], report["step"], report["runs"], report["steps_per_sec"]) == ("digits", 4, 4, 2.0)
-    assert ("HistoryHook", "after_run", 4) in [(each["hook"], each["phase"], each["calls"]) for each in report["hooks"]]
+    assert ("NanHook", "after_run", 4) in [(each["hook"], each["phase"], each["calls"]) for each in report["hooks"]]
     assert report["store"]["publishers"] == ["trainer"]
     assert report["loop"]["mean_lag_secs"] == 0
 
@@ -193,27 +191,10 @@ async def test_progress_has_the_last_steps() -> None:
         assert [lane["bars"][-1][2:] for lane in last["lanes"]] == [["step 10", False], ["before_run", True]]
 
 
-async def test_progress_is_of_limited_size() -> None:
-    """A long history is thinned to a limited number of points; the last point is always included. No time is no fraction."""
-    history, timeline = HistoryHook({"loss": "loss"}), TimelineHook()
-    async with serving([history, timeline], history=history, timeline=timeline) as one:
-        one.feeds.put(1.0)
-        await one.ask("/steps/1")
-        assert {lane["busy"] for lane in (await one.ask("/progress")).json["timeline"]["lanes"]} == {0.0}
-        for length in (1, 239, 240, 241, 1000, 9999):
-            history.steps = list(range(1, length + 1))
-            history.values = {"loss": [float(each) for each in history.steps]}
-            report = (await one.ask("/progress")).json["values"]["loss"]
-            assert report["steps"][-1] == length
-            assert report["values"] == report["steps"]
-            assert min(length, 121) <= len(report["steps"]) <= 240
-
-
 async def test_names_are_escaped() -> None:
-    """Names of tags and reasons of stops are escaped in every reply: one line of ASCII without markup."""
+    """Titles and reasons of stops are escaped in every reply: one line of ASCII without markup."""
     name = "<img src=x onerror=alert(1)>\u202e\x1b[31m\n&amp;"
-    history = HistoryHook({name: "loss"})
-    async with serving([history], history=history, title=name) as one:
+    async with serving(title=name) as one:
         one.feeds.put(1.0)
         await one.ask("/steps/1")
         one.service._session.request_stop(name)
@@ -222,4 +203,4 @@ async def test_names_are_escaped() -> None:
             assert not set(body) & set(b"<>&\n\x1b")
             assert body.isascii()
         report = (await one.ask("/progress")).json
-        assert list(report["values"]) == [report["title"]] == ["<img src=x onerror=alert(1)>\\u202e\\x1b[31m\\n&amp;"]
+        assert report["title"] == "<img src=x onerror=alert(1)>\\u202e\\x1b[31m\\n&amp;"

@@ -79,7 +79,7 @@ class Waits(ah.SessionRunHook):
 @pytest.mark.parametrize("shared", [False, True])
 async def test_a_run_is_a_span(telemetry: Telemetry, tmp_path: Path, shared: bool) -> None:
     """With session, step, attempt and the name of a run that processes share; inside the caller's; hooks have none."""
-    hooks = [telemetry.hook, ah.HistoryHook({"loss": "loss"})]
+    hooks = [telemetry.hook, ah.NanHook("loss")]
     async with ah.open_step_store(f"local://{tmp_path}" if shared else "memory://", run="digits") as store:
         await store.advance(4)
         async with ah.AsyncMonitoredSession(double, hooks, global_step=store, name="t") as session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from aiohooks.__main__ import main
 from tests.support import processes
 from tests.support.commands import ENVIRONMENT, command
 from tests.support.needs import program
-from tests.support.sessions import counting_graph, run_session, train
+from tests.support.sessions import counting_graph, run_session
 
 pytestmark = [pytest.mark.every_python, pytest.mark.slow]
 
@@ -51,27 +50,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     assert not missing.exists()
 
 
-def test_runs_and_traces_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run in JSON lines or a trace becomes a PNG beside it or at the given path, a trace also text; other files are named."""
-    monkeypatch.chdir(tmp_path)
-    lines = (f'{{"step": {step}, "time": {step}.5, "loss": {1 / step}}}\n' for step in range(1, 20))
-    Path("run.jsonl").write_text("".join(lines))
-    Path("other.json").write_text("{}")
-    asyncio.run(train(ah.TimelineHook("trace.json"), runs=4))
-    for line, drawn in (("run.jsonl", "run.png"), ("run.jsonl -o other.png", "other.png"), ("trace.json", "trace.png")):
-        assert main(["plot", *line.split()]) == 0
-        assert Path(drawn).read_bytes().startswith(b"\x89PNG")
-    capsys.readouterr()
-    assert main(["plot", "trace.json", "--terminal", "--steps", "2"]) == 0
-    assert "step 3 to step 4" in capsys.readouterr().out.splitlines()[0]
-    no_trace = "other.json: this is no trace"
-    for line, error in (("none.csv", "none.csv"), ("other.json", no_trace), ("other.json --terminal", no_trace)):
-        assert main(["plot", *line.split()]) == 1
-        shown = capsys.readouterr()
-        assert (shown.out, error in shown.err) == ("", True)
-
-
-COMMANDS = ("run", "checkpoints", "steps", "why", "plot")
+COMMANDS = ("run", "checkpoints", "steps", "why")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -131,8 +110,6 @@ REFUSED = {
     "run jobs:main --max-restarts few": "argument --max-restarts: give a number of at least 0\n",
     "run jobs:main --grace-secs soon": "argument --grace-secs: give seconds, 0 or more\n",
     "run jobs:main --grace-secs inf": "argument --grace-secs: give seconds, 0 or more\n",
-    "plot trace.json --steps 0": "argument --steps: give a number of at least 1\n",
-    "plot trace.json --steps all": "argument --steps: give a number of at least 1\n",
     "steps memory://": "memory:// is a store within one process",
     "steps redsi://h": "did you mean 'redis'",
     "steps /tmp/steps": "is not the beginning of a step store's URL",

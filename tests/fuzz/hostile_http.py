@@ -230,12 +230,11 @@ class Attack(logging.Handler):
             self.runs += 1
             return 1 / self.runs
 
-        self.history = ah.HistoryHook({"loss": "step"})
         timing = ah.HookTimingHook(warn_secs=60)
         self.steps = ah.MemoryStepStore()
-        self.session = ah.AsyncMonitoredSession(graph, timing.watch([self.history]), global_step=self.steps)
-        self.open = SessionService(self.session, self._loop, history=self.history, timing=timing, refresh_secs=0.05)
-        self.closed = SessionService(self.session, history=self.history, token=self.token)
+        self.session = ah.AsyncMonitoredSession(graph, timing.watch([ah.NanHook("step")]), global_step=self.steps)
+        self.open = SessionService(self.session, self._loop, timing=timing, refresh_secs=0.05)
+        self.closed = SessionService(self.session, token=self.token)
         routes = [Mount("/open", self.open), Mount("/closed", self.closed)]
         self.app = Starlette(routes=routes, lifespan=self.open.lifespan)
 

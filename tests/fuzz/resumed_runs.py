@@ -5,7 +5,7 @@
 Each program makes its hooks with random schedules (steps, seconds of a manual clock, given steps), keep policies and evaluations,
 and runs once without a cut, and once with some: a stop, a kill (what is on the disk at some moment is all that is left), and
 failures of a step and of a hook; except after a kill, the same hooks are used again. Stop step and reason, weights, evaluations,
-records, log lines, rates, the history and the checkpoints that are kept must be equal.
+records, log lines, rates and the checkpoints that are kept must be equal.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def generate(seed: int, number: int) -> Program:
             ]
         )
 
-    names = ("save", "evaluate", "stop", "history", "csv", "json", "summary", "count", "log", "other log", "call", "profile")
+    names = ("save", "evaluate", "stop", "csv", "json", "summary", "count", "log", "other log", "call", "profile")
     parts: list[KeepPolicy] = [
         KeepNewest(rng.randint(1, 3)),
         KeepBest(rng.randint(1, 2), "val", rng.choice(["min", "max"])),
@@ -192,7 +192,6 @@ class Trial:
         async def note_end(session: ah.Session) -> None:
             self.known = {*self.found["evaluate"], *self.evaluator.pending}
 
-        self.history = ah.HistoryHook(graph_values, every=every["history"], max_length=8)
         self.profiler = ah.ProfilerHook(self.folder / "profiles", every=every["profile"], max_captures=2)
         return [
             ah.LambdaHook(end=note_end),
@@ -206,7 +205,6 @@ class Trial:
                 restore_best={"data": data},
                 name="by steps",
             ),
-            self.history,
             ah.CSVHook(self.folder / "run.csv", graph_values, every=every["csv"]),
             ah.JSONLinesHook(self.folder / "run.jsonl", graph_values, every=every["json"]),
             ah.SummarySaverHook(self.folder / "summaries", graph_values, every=every["summary"]),
@@ -293,7 +291,6 @@ class Trial:
             "end": ("the last step" if self.end[0] == self.program.steps else reason, self.end),
             **self.found,
             "best": self.data.position,
-            "history": (self.history.steps, self.history.values),
             "csv": without_time(self.folder / "run.csv"),
             "json": without_time(self.folder / "run.jsonl"),
             "summary": last_values(self.folder / "summaries"),

@@ -51,7 +51,6 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "FeedFnHook": lambda _: ah.FeedFnHook(dict),
     "FinalOpsHook": lambda _: ah.FinalOpsHook("loss"),
     "GlobalStepWaiterHook": lambda _: ah.GlobalStepWaiterHook(wait_until_step=0),
-    "HistoryHook": lambda _: ah.HistoryHook(["loss"]),
     "HookTimingHook": lambda _: ah.HookTimingHook(),
     "JSONLinesHook": lambda folder: ah.JSONLinesHook(folder / "losses.jsonl", ["loss"]),
     "LambdaHook": lambda _: ah.LambdaHook(after_run=lambda *_: None),
@@ -89,7 +88,6 @@ NAMED: tuple[Callable[[str | None], Any], ...] = (
     lambda name: ah.EarlyStoppingHook("loss", patience=1, name=name),
     lambda name: EvaluatorHook(evaluate, every=EVERY_RUN, name=name),
     lambda name: ah.StopAtTimeHook(secs=1, name=name),
-    lambda name: ah.HistoryHook(["loss"], name=name),
 )
 
 
@@ -100,7 +98,6 @@ def test_its_state_may_be_named(make: Callable[[str | None], Any]) -> None:
 
 
 PACKAGES: list[tuple[str, str, str, Callable[[], object]]] = [
-    ("matplotlib", "_plot", "matplotlib", lambda: ah.HistoryHook(["loss"], plot="run.png")),
     ("pyinstrument", "_pyinstrument", "pyinstrument", lambda: ah.ProfilerHook("profiles", backend="pyinstrument")),
     ("rich", "_rich", "rich", lambda: ah.ProgressHook(display="rich")),
     ("tensorboardX", "_tensorboard", "tensorboard", lambda: ah.SummarySaverHook("runs", ["loss"])),
@@ -115,6 +112,5 @@ def test_without_its_package_it_says_what_to_install(
     hide(monkeypatch, package, f"aiohooks.hooks.{module}")
     with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
         make()
-    ah.HistoryHook(["loss"])
     ah.ProfilerHook("profiles")
     ah.ProgressHook()

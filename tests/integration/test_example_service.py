@@ -148,9 +148,7 @@ def test_it_trains_and_serves(tmp_path: Path) -> None:
         assert status == 200
         assert abs(prediction["y"] - (2 * 0.5 * 0.5 - 1)) < 0.2
         progress = service.ask("/training/progress")[1]
-        losses = progress["values"]["loss"]["values"]
-        assert losses[-1] < losses[0] / 5
-        assert {"HistoryHook", "NanHook"} <= {one["hook"] for one in progress["hooks"]}
+        assert {"CheckpointSaverHook", "NanHook"} <= {one["hook"] for one in progress["hooks"]}
         assert service.ask("/rows", method="POST", body=[["a", 1]])[0] == 400
         assert service.ask("/predict?x=nan")[0] == 400
         service.signal(signal.SIGTERM)
@@ -206,16 +204,14 @@ def test_a_crash_turns_health_red_and_the_service_continues(tmp_path: Path) -> N
 
 
 def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
-    """In a browser the page draws the values, counts the steps and shows the stop; all its files come from the service."""
+    """In a browser the page counts the steps and shows the stop; all its files come from the service."""
     with example(tmp_path) as service, Chromium() as chromium:
         chromium.open(service.url)
         chromium.wait_until("document.documentElement.dataset.state === 'running'")
         assert chromium.evaluate("getComputedStyle(document.querySelector('#controls')).display") == "none"
         service.send_rows(50)
         chromium.wait_until("document.querySelector('#figures dd').textContent === '50'")
-        assert chromium.evaluate("document.querySelector('#charts figcaption span').textContent") == "loss"
-        assert chromium.evaluate("document.querySelector('#charts path').getAttribute('d').split('L').length") == 50
-        assert "HistoryHook" in chromium.evaluate("document.querySelector('#hooks').textContent")
+        assert "NanHook" in chromium.evaluate("document.querySelector('#hooks').textContent")
         lanes = "[...document.querySelectorAll('#lanes li')].map((one) => one.textContent)"
         chromium.wait_until("document.querySelectorAll('#lanes rect').length > 16")
         assert any("train" in one for one in chromium.evaluate(lanes))

@@ -15,7 +15,6 @@ from aiohooks.hooks import checkpoint_saver
 from aiohooks.hooks._observing import Sampling
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import EveryTimer
-from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.records import JSONLinesHook
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from tests.fuzz.resumed_runs import main, run_programs
@@ -41,8 +40,6 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "an unfinished evaluation is lost": (EvaluatorHook, "state_dict", changed(EvaluatorHook.state_dict, unfinished=False)),
     "the best states are lost": (EarlyStoppingHook, "state_dict", changed(EarlyStoppingHook.state_dict, best_states={})),
     "patience begins again": (EarlyStoppingHook, "load_state_dict", lambda *_: None),
-    "a history begins again": (HistoryHook, "load_state_dict", lambda *_: None),
-    "a history of an earlier session stays": (HistoryHook, "begin", nothing),
     "counts of an earlier session stay": (EarlyStoppingHook, "begin", nothing),
 }
 

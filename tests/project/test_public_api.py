@@ -182,7 +182,6 @@ SIGNATURES: dict[str, str | None] = {
     "Graph.finalized": "property",
     "Graph.as_default": "(self)",
     "Graph.unique_name": "(self, name)",
-    "HistoryHook": "(values, *, every=<Every>, max_length=10000, on_full='thin', plot=None, name=None)",
     "hook": "(method, *, fetches=None, every=None, name=None)",
     "dispatch.HookRegistration": None,
     "hooks.HookTimes": None,

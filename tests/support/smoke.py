@@ -140,16 +140,6 @@ async def tensorboard() -> None:
 
 
 @program
-async def matplotlib() -> None:
-    """Records are plotted."""
-    from aiohooks.__main__ import main
-
-    await train(ah.CSVHook(FOLDER / "run.csv", ["loss"], every=ah.Every(steps=1)))
-    assert main(["plot", str(FOLDER / "run.csv"), "-o", str(FOLDER / "run.png")]) == 0
-    assert (FOLDER / "run.png").read_bytes().startswith(b"\x89PNG")
-
-
-@program
 async def pyinstrument() -> None:
     """A run is sampled."""
     hook = ah.ProfilerHook(FOLDER / "profiles", every=ah.Every(steps=1), backend="pyinstrument")

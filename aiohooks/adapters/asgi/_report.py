@@ -11,13 +11,11 @@ from aiohooks._aio.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.adapters.asgi._lifespan import SessionRunner
 from aiohooks.hooks._observing import StepRate
-from aiohooks.hooks.history import HistoryHook
 from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.status import SessionStatus
 
-_MAX_POINTS = 240
 _MAX_ROWS = 50
 _LAST_STEPS = 8
 _MAX_LANES = 24
@@ -70,14 +68,12 @@ class SessionReporter:
         runner: SessionRunner | None,
         *,
         title: str | None,
-        history: HistoryHook | None,
         timing: HookTimingHook | None,
         timeline: TimelineHook | None,
     ) -> None:
         self.session = session
         self.runner = runner
         self._title = title or session.status().name or "session"
-        self._history = history
         self._timing = timing
         self._timeline = timeline
         self._rate = StepRate() if runner is None else runner.rate
@@ -118,7 +114,6 @@ class SessionReporter:
             **_fields(status, "runs", "queued", "recoveries"),
             "steps_per_sec": None,
             "store": None,
-            "values": {} if self._history is None else _thinned_values(self._history),
             "hooks": [],
             "hook_calls": [hook._asdict() for hook in status.hooks[:_MAX_ROWS]],
             "effects": [kind._asdict() for kind in status.effects[:_MAX_ROWS]],
@@ -178,11 +173,3 @@ def _last_steps(timeline: TimelineHook) -> dict[str, Any]:
         left -= len(bars)
         rows.append({"name": lane.name, "kind": lane.kind, "busy": lane.busy_secs(secs) / secs if secs else 0.0, "bars": bars})
     return {"secs": secs, "lanes": rows}
-
-
-def _thinned_values(history: HistoryHook) -> dict[str, Any]:
-    """Return a limited number of points for each tag, safe to show, spread over the whole run and ending with the last one."""
-    stride = -(-len(history.steps) // _MAX_POINTS) or 1
-    part = slice((len(history.steps) - 1) % stride if history.steps else 0, None, stride)
-    tags = list(history.values.items())[:_MAX_ROWS]
-    return {safe_text(tag): {"steps": history.steps[part], "values": values[part]} for tag, values in tags}

@@ -2,7 +2,6 @@
 // All data of the service goes into text nodes, never into markup.
 
 const LEVELS = { running: "good", finished: "good", starting: "busy", recovering: "busy", paused: "busy", draining: "busy", stopping: "busy", failed: "bad" };
-const MAX_CHARTS = 12;
 const RETRY_MS = 3000;
 const token = decodeURIComponent(location.hash.slice(1));
 const headers = token ? { Authorization: `Bearer ${token}` } : {};
@@ -34,11 +33,6 @@ function number(value, digits = 4) {
   return size >= 1e6 || size < 1e-4 ? value.toExponential(digits - 1) : Number(value.toPrecision(digits)).toString();
 }
 
-// Measured values are rounded; steps and counts are shown with all digits.
-function measured(value) {
-  return value !== null && Math.abs(value) >= 1e6 ? value.toExponential(3) : number(value);
-}
-
 function seconds(value) {
   if (value === null) return "–";
   return value >= 1 ? `${number(value)} s` : value >= 1e-3 ? `${number(value * 1e3, 3)} ms` : `${number(value * 1e6, 3)} µs`;
@@ -59,58 +53,6 @@ function pairs(id, rows, grouped) {
     const both = [element("dt", name), element("dd", value)];
     return grouped ? [element("div", null, ...both)] : both;
   }));
-}
-
-function chart(tag, series) {
-  const points = series.steps.map((step, index) => [step, series.values[index]]);
-  const known = points.filter(([, value]) => value !== null);
-  const last = known.length ? known[known.length - 1][1] : null;
-  const shown = element("b", measured(last));
-  const figure = element("figure", null, element("figcaption", null, element("span", tag), shown));
-  if (!known.length) {
-    figure.append(muted("p", element("span", "no value yet")));
-    return figure;
-  }
-  const low = Math.min(...known.map(([, value]) => value)), high = Math.max(...known.map(([, value]) => value));
-  const first = points[0][0], end = points[points.length - 1][0];
-  const x = (step) => (end > first ? 600 * (step - first) / (end - first) : 300);
-  const y = (value) => (high > low ? 150 - 140 * (value - low) / (high - low) : 80);
-  let path = "", pen = "M";
-  for (const [step, value] of points) {
-    if (value === null) { pen = "M"; continue; }  // a gap where there is no value
-    path += `${pen}${x(step).toFixed(1)} ${y(value).toFixed(1)}`;
-    pen = "L";
-  }
-  if (known.length === 1) path += "h1";
-  const picture = svgElement("svg", { viewBox: "0 0 600 160", preserveAspectRatio: "none", role: "img" });
-  const described = svgElement("title", {});
-  described.textContent = `${tag} from step ${first} to ${end}: from ${measured(low)} to ${measured(high)}`;
-  picture.append(described);
-  for (const height of [10, 80, 150]) picture.append(svgElement("line", { x1: 0, x2: 600, y1: height, y2: height }));
-  picture.append(svgElement("path", { d: path }));
-  const scale = muted("div", ...(high > low ? [high, low] : [low]).map((value) => element("span", measured(value))));
-  scale.classList.add("scale");
-  const range = muted("div", ...[`step ${number(first)}`, `step ${number(end)}`].map((text) => element("span", text)));
-  range.classList.add("range");
-  const drawn = element("div", null, picture, scale);
-  drawn.className = "drawn";
-  figure.append(drawn, range);
-  // The value at the pointer takes the place of the last one.
-  const pointer = svgElement("line", { class: "pointer", y1: 0, y2: 160, visibility: "hidden" });
-  picture.append(pointer);
-  drawn.addEventListener("pointermove", (event) => {
-    const box = picture.getBoundingClientRect();
-    const at = first + (end - first) * (event.clientX - box.left) / box.width;
-    const [step, value] = known.reduce((best, one) => (Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best));
-    for (const end of ["x1", "x2"]) pointer.setAttribute(end, x(step));
-    pointer.setAttribute("visibility", "visible");
-    shown.textContent = `${measured(value)} at step ${number(step)}`;
-  });
-  drawn.addEventListener("pointerleave", () => {
-    pointer.setAttribute("visibility", "hidden");
-    shown.textContent = measured(last);
-  });
-  return figure;
 }
 
 function lane(one, starts, secs) {
@@ -252,7 +194,6 @@ function show(report) {
     ["waiting for a step", number(report.store ? report.store.waiting : 0)],
     ["recoveries", number(report.recoveries)],
   ], true);
-  byId("charts").replaceChildren(...Object.entries(report.values).slice(0, MAX_CHARTS).map(([tag, one]) => chart(tag, one)));
   showLanes(report.timeline);
   byId("doing-part").hidden = !report.doing.length;
   byId("doing").replaceChildren(...report.doing.map((text) => element("li", text)));
