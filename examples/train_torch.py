@@ -146,7 +146,7 @@ async def main(options: argparse.Namespace) -> int | None:
         stopping,
     ]
     if options.records is not None:
-        hooks.append(ah.CSVHook(options.records, ["loss", "rate"], every=ah.Every(steps=1)))
+        hooks.append(ah.JSONLinesHook(options.records, ["loss", "rate"]))
     if options.checkpoint_dir is not None:
         hooks.append(ah.CheckpointSaverHook(every=every))
     tracked: dict[str, ah.Stateful] = {
@@ -186,7 +186,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--patience", type=int, default=8, help="stop after so many evaluations without a better one (8)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the split and the batches (0)")
     parser.add_argument("--checkpoint-dir", metavar="DIR", help="save checkpoints there, and continue from the newest (none)")
-    parser.add_argument("--records", metavar="FILE", help="write the loss of each step as CSV (no file)")
+    parser.add_argument("--records", metavar="FILE", help="write the loss of each step as JSON lines (no file)")
     options = parser.parse_args()
     for name in ("steps", "every", "patience"):
         if getattr(options, name) < 1:

@@ -9,7 +9,7 @@ evaluator            evaluate during training, inline or in the background
 checkpoint_saver     save checkpoints
 effects              deliver what steps cause outside, when it can no longer be undone
 logging              log values and the rate of steps; check for NaN
-records              write CSV or JSON lines
+records              write JSON lines
 summaries            write for TensorBoard
 progress             show a progress bar, or lines
 profiler, timing     profile selected runs; measure the hooks and the event loop
@@ -30,7 +30,7 @@ from aiohooks.hooks.global_step_waiter import GlobalStepWaiterHook
 from aiohooks.hooks.logging import LoggingHook, NanHook, StepCounterHook
 from aiohooks.hooks.profiler import ProfilerHook
 from aiohooks.hooks.progress import ProgressHook
-from aiohooks.hooks.records import CSVHook, JSONLinesHook
+from aiohooks.hooks.records import JSONLinesHook, read_records
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
 from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
 from aiohooks.hooks.timeline import TimelineHook
@@ -41,7 +41,6 @@ from aiohooks.hooks.watchdog import Stall, WatchdogHook
 __all__ = [
     "Blocker",
     "BlockingHook",
-    "CSVHook",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "EarlyStoppingHook",
@@ -72,6 +71,7 @@ __all__ = [
     "VersionGateHook",
     "WatchdogHook",
     "hook",
+    "read_records",
 ]
 
 for _name in __all__:

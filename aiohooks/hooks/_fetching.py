@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from aiohooks._aio.cancel import to_thread
 from aiohooks._validate import check_callable, check_choice, check_instance, checked_int
@@ -11,7 +11,6 @@ from aiohooks.dispatch.calls import only_if
 from aiohooks.errors import InvalidArgumentError
 from aiohooks.graph.session import Session
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, Values, checked_values
-from aiohooks.hooks._record_files import Record
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
@@ -51,6 +50,14 @@ class FetchingHook(ScheduledHook):
 
     def _observe(self, step: int, values: Any) -> None:
         raise NotImplementedError
+
+
+class Record(NamedTuple):
+    """Values by tag, with their step and the Unix time."""
+
+    step: int
+    time: float
+    values: Mapping[str, Any]
 
 
 class RecordSink(Protocol):

@@ -1,21 +1,33 @@
-"""Writing values to files, a line for each step that is due: CSV, and JSON lines."""
+"""Writing values to a file of JSON lines, and reading them back."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, ClassVar, cast
 
-from aiohooks._validate import checked_path
+from aiohooks._validate import checked_path, describe_value, scalar
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._fetching import Convert, WritingHook
+from aiohooks.hooks._fetching import Convert, Record, WritingHook
+from aiohooks.hooks._line_file import LineFile
 from aiohooks.hooks._observing import OnWriteError, Values
-from aiohooks.hooks._record_files import FIRST_COLUMNS, CSVFormat, JSONLinesFormat, Record, RecordFile, check_tags, plain_value
 from aiohooks.hooks.every import Every
 
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
-class _RecordsHook(WritingHook):
-    """Base of the hooks that write lines."""
+
+class JSONLinesHook(WritingHook):
+    """Appends a line of JSON on each crossing of `every`: the step, the time, and the chosen values.
+
+    Values may be nested, lines may differ in their names, and arrays become lists. JSON has
+    neither NaN nor infinities: they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`.
+
+    The hook never changes what the file contains. A session that resumes, or that a recovery
+    moves back, appends a line such as `{"restart": 31}` when it runs step 31 next: earlier lines
+    of this step and later ones are void. `read_records` returns each step once.
+    """
 
     _convert_name: ClassVar[str] = "record_fn"
     _numbered_state: ClassVar[bool] = False  # its state has lines of its file
@@ -36,13 +48,16 @@ class _RecordsHook(WritingHook):
 
         Args:
             path: the file; its directory must exist.
-            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the tags.
+            values: a mapping from a tag to a fetch, or several nodes or names, whose names are the
+                tags.
             every: when to write.
-            record_fn: converts a dict of the fetched values to a mapping by tag, which is written instead of them; called in the
-                event loop.
+            record_fn: converts a dict of the fetched values to a mapping by tag, which is written
+                instead of them; called in the event loop.
             max_queue: how many lines may be unwritten before the run waits.
-            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"` logs it and continues.
-            fsync: sync the file after each write, so that a power failure loses no line; a crash loses none anyway.
+            on_write_error: `"raise"` raises a failed write in the next run at the latest, `"log"`
+                logs it and continues.
+            fsync: sync the file after each write, so that a power failure loses no line; a crash of
+                the process loses none anyway.
             name: the name of its state in checkpoints; by default the class and the file's name.
 
         Raises:
@@ -50,101 +65,138 @@ class _RecordsHook(WritingHook):
         """
         super().__init__(values, every, record_fn, max_queue, on_write_error)
         self.path: str = checked_path(path, "path")
-        self.name: str = f"{type(self).__name__}({os.path.basename(self.path)})" if name is None else name
-        check_tags(self._values, "values has the tag")
+        self.name: str = name or f"JSONLinesHook({os.path.basename(self.path)})"
         self._fsync = fsync
+        _check_tags(self._values)
 
-    def _new_format(self) -> JSONLinesFormat:
-        raise NotImplementedError
-
-    def _new_sink(self) -> tuple[RecordFile, str]:
-        self._format = self._new_format()
-        return RecordFile(self.path, self._format, fsync=self._fsync), self.path
+    def _new_sink(self) -> tuple[_RecordFile, str]:
+        return _RecordFile(self.path, fsync=self._fsync), self.path
 
     def _checked(self, record: Record) -> Record:
-        record = record._replace(values={str(tag): plain_value(value, str(tag)) for tag, value in record.values.items()})
-        self._format.check(record)
-        return record
+        _check_tags(record.values)
+        values = {str(tag): _plain(value, str(tag)) for tag, value in record.values.items()}
+        return record._replace(values=values)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r}, {list(self._values)}, every={self._every})"
+        return f"JSONLinesHook({self.path!r}, {list(self._values)}, every={self._every})"
 
 
-class CSVHook(_RecordsHook):
-    r"""Writes a line of comma-separated values on each crossing of `every`: the step, the time, and the chosen values.
+def read_records(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Return the records of a file of `JSONLinesHook`, such as for `pandas.DataFrame`.
 
-    The first line names the columns. Values are numbers or texts; NaN and infinities are `nan`, `inf` and `-inf`, None is
-    an empty field, and a line break in a text is written as `\n`. A run that resumes from a checkpoint continues the file
-    as if it had never been interrupted: a line torn by a crash and the lines of steps that are run again are moved to a
-    file beside it, whose name ends in `.dropped`.
+    Each step is there once, in order. Lines that a restart has made void, and parts of lines that a
+    crash has left, are not included. NaN and infinities are numbers again. A session may be writing
+    to the file.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Dicts with `step`, `time` and the values by tag.
+
+    Raises:
+        InvalidArgumentError: the file has other contents, or is damaged.
+        OSError: the file cannot be read.
     """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        values: Values | None = None,
-        *,
-        every: Every = Every(steps=1),
-        columns: Iterable[str] | None = None,
-        record_fn: Convert | None = None,
-        max_queue: int = 1000,
-        on_write_error: OnWriteError = "raise",
-        fsync: bool = False,
-        name: str | None = None,
-    ) -> None:
-        """Create the hook; for the other arguments see `JSONLinesHook`.
-
-        Args:
-            path: the file.
-            values: what to fetch.
-            every: when to write.
-            columns: the names after `step` and `time`, in order; by default the tags of `values`, or with `record_fn` those
-                of the file, or else of the first line.
-            record_fn: returns what is written; a column that it leaves out is empty in that line.
-            max_queue: see there, as the others.
-            on_write_error: likewise.
-            fsync: likewise.
-            name: likewise.
-
-        Raises:
-            InvalidArgumentError: neither `values` nor `record_fn`, or an argument is invalid.
-        """
-        super().__init__(
-            path,
-            values,
-            every=every,
-            record_fn=record_fn,
-            max_queue=max_queue,
-            on_write_error=on_write_error,
-            fsync=fsync,
-            name=name,
-        )
-        self._columns: tuple[str, ...] | None = _checked_columns(columns)
-        if self._columns is None and record_fn is None:
-            self._columns = tuple(self._values)
-        if self._columns is not None and record_fn is None and (unknown := set(self._values) - set(self._columns)):
-            raise InvalidArgumentError(f"values has {sorted(unknown)}, which columns {list(self._columns)} has not; add them")
-
-    def _new_format(self) -> JSONLinesFormat:
-        return CSVFormat(self._columns)
+    name = checked_path(path, "path")
+    records: list[dict[str, Any]] = []
+    torn_number: int | None = None
+    with open(name, "rb") as file:
+        _check_contents(file, name)
+        for number, line in enumerate(file, 1):
+            try:
+                fields = _decoded(line)
+            except ValueError:
+                torn_number = number
+                continue
+            if "step" not in fields:
+                while records and records[-1]["step"] >= fields["restart"]:
+                    records.pop()
+                torn_number = None
+            elif torn_number is not None:
+                # A session that continues after a crash begins with a restart.
+                raise InvalidArgumentError(f"{name}: line {torn_number} is damaged; remove it")
+            else:
+                records.append(fields)
+    return records
 
 
-class JSONLinesHook(_RecordsHook):
-    """Writes a JSON object per line on each crossing of `every`: `step`, `time`, and the chosen values.
+def _decoded(line: bytes) -> dict[str, Any]:
+    """Return the record or the restart of a line; raise `ValueError` if it is neither."""
+    fields: Any = json.loads(line)
+    if not isinstance(fields, dict):
+        raise ValueError("not an object")
+    names = cast("dict[str, Any]", fields)
+    if not isinstance(names.get("step", names.get("restart")), int):
+        raise ValueError("neither a step nor a restart")
+    return {name: _with_floats(value) for name, value in names.items()}
 
-    Lines may differ in their fields, values may be nested, and arrays become lists. It is strict JSON: NaN and infinities are
-    the texts `"NaN"`, `"Infinity"` and `"-Infinity"`. Interrupted runs continue as with `CSVHook`.
-    """
 
-    def _new_format(self) -> JSONLinesFormat:
-        return JSONLinesFormat()
+def _with_floats(value: Any) -> Any:
+    """Return a decoded value in which the strings for NaN and infinities are numbers."""
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value, value)
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {name: _with_floats(item) for name, item in fields.items()}
+    if isinstance(value, list):
+        return [_with_floats(item) for item in cast("Iterable[Any]", value)]
+    return value
 
 
-def _checked_columns(columns: Iterable[str] | None) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    names: Sequence[object] = [columns] if isinstance(columns, str) or not isinstance(columns, Iterable) else list(columns)
-    texts = tuple(name for name in names if isinstance(name, str) and name and name not in FIRST_COLUMNS)
-    if isinstance(columns, str) or len(texts) != len(names) or len(set(texts)) != len(texts) or not texts:
-        raise InvalidArgumentError(f'columns is {columns!r}; give different names, without "step" and "time", as a list')
-    return texts
+class _RecordFile(LineFile):
+    """The file to which the thread of a `JSONLinesHook` writes."""
+
+    def open_at(self, step: int, restored: Sequence[Record]) -> list[Record]:
+        """Open the file to continue after `step`; return the restored records to write first."""
+        file = self.open()
+        _check_contents(file, self.path)
+        unwritten = [record for record in restored if record.step <= step]
+        if file.seek(0, os.SEEK_END):
+            # The previous process may have written restored records after its checkpoint.
+            first = min([step + 1, *(record.step for record in unwritten)])
+            self.append([{"restart": first}])
+        return unwritten
+
+    def write(self, records: list[Record]) -> None:
+        """Append the records."""
+        self.append({"step": record.step, "time": record.time, **record.values} for record in records)
+
+
+def _check_contents(file: BinaryIO, path: str) -> None:
+    beginning = b'{"step":'
+    file.seek(0)
+    # A crash may have left only a part of the first line, or zeros in its place.
+    first = file.readline(len(beginning)).rstrip(b"\n\0")
+    if not beginning.startswith(first):
+        raise InvalidArgumentError(f"{path} is not a file of JSONLinesHook; give another path")
+    file.seek(0)
+
+
+def _check_tags(tags: Iterable[str]) -> None:
+    for name in ("step", "time"):
+        if name in tags:
+            raise InvalidArgumentError(f"a value has the tag {name!r}, as every line; give it another tag")
+
+
+def _plain(value: Any, tag: str) -> Any:
+    """Return a value made only of None, bool, int, float, str, lists and dicts with str keys."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # the str of an enumeration may be its name
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, Any]", value).items()
+        return {str(key): _plain(item, f"{tag}.{key}") for key, item in items}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, tag) for item in cast("Iterable[Any]", value)]
+    if callable(getattr(value, "tolist", None)):
+        listed = value.tolist()
+        if type(listed) is not type(value):
+            return _plain(listed, tag)
+    number = scalar(value)
+    if number is None:
+        raise InvalidArgumentError(f"{tag!r} is {describe_value(value)}; give numbers, strings, or lists or mappings of these")
+    return number

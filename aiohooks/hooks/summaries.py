@@ -11,9 +11,8 @@ from aiohooks._aio.cancel import to_thread
 from aiohooks._aio.clock import Clock, current_clock
 from aiohooks._validate import check_choice, checked_int, checked_numbers, checked_path
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._fetching import Convert, RecordSink, WritingHook
+from aiohooks.hooks._fetching import Convert, Record, RecordSink, WritingHook
 from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Values
-from aiohooks.hooks._record_files import Record
 from aiohooks.hooks.every import Every
 
 

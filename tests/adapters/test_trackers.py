@@ -14,9 +14,10 @@ import pytest
 
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, TrackerStatistics
-from aiohooks.adapters.trackers.hook import Sender, UnsentFile
+from aiohooks.adapters.trackers.hook import Sender
 from aiohooks.errors import HookTimeoutError, InvalidArgumentError
-from aiohooks.hooks._record_files import Record
+from aiohooks.hooks._fetching import Record
+from aiohooks.hooks._line_file import LineFile
 from aiohooks.testing import FaultInjectionHook, ManualClock
 from tests.support.checks import refused
 from tests.support.hooks import PhaseHook, RestoringHook
@@ -226,13 +227,13 @@ async def test_memory_is_bounded_when_the_disk_hangs_too(
     hanging: ScriptedTracker, path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session waits for the disk of the file, not for the tracker, when as many lines wait as may be queued."""
-    disk, write = threading.Event(), UnsentFile.write
+    disk, append = threading.Event(), LineFile.append
 
-    def wait_and_write(file: UnsentFile, lines: list[dict[str, Any]]) -> None:
+    def wait_and_append(file: LineFile, lines: list[dict[str, Any]]) -> None:
         disk.wait()
-        write(file, lines)
+        append(file, lines)
 
-    monkeypatch.setattr(UnsentFile, "write", wait_and_write)
+    monkeypatch.setattr(LineFile, "append", wait_and_append)
     made: list[int] = []
 
     async def count(context: ah.SessionRunContext) -> None:

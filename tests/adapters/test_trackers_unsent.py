@@ -11,7 +11,7 @@ import pytest
 import aiohooks as ah
 from aiohooks.adapters.trackers import TrackerHook, send_unsent
 from aiohooks.errors import InvalidArgumentError
-from aiohooks.hooks._record_files import LineFile
+from aiohooks.hooks._line_file import LineFile
 from tests.support.checks import refused
 from tests.support.sessions import run_session, train
 from tests.support.trackers import ScriptedTracker, kept
@@ -103,7 +103,7 @@ async def test_sessions_append_to_one_file(text: str, path: Path, caplog: pytest
 def test_a_file_that_a_session_writes_is_refused(path: Path) -> None:
     """Nothing is sent, nothing removed, and the tracker is not used."""
     path.write_text(line(1))
-    writer = LineFile(str(path), fsync=False)
+    writer = LineFile(str(path))
     writer.open()
     tracker = ScriptedTracker()
     try:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import csv
 import fcntl
 import mmap
 import os
@@ -39,6 +38,7 @@ from typing import Any, Literal, NamedTuple
 from aiohooks.checkpoint import Restored, Saver
 from aiohooks.stores.local import _notify
 from tests.fuzz._training_process import RECORD, start
+from tests.support.record_files import without_time
 from tests.support.waiting import HANG_SECS
 
 MODES = ("waiting", "background", "torch")
@@ -115,7 +115,7 @@ class ProcessRun(NamedTuple):
 def training(mode: str, directory: Path, steps: int) -> TrainingProcess:
     """Start an example. No evaluation stops that of torch: at which step depends on the machine."""
     if mode == "torch":
-        options: list[object] = ["--every", INTERVAL, "--patience", steps, "--records", directory.with_suffix(".csv")]
+        options: list[object] = ["--every", INTERVAL, "--patience", steps, "--records", directory.with_suffix(".jsonl")]
         example = "train_torch.py"
     else:
         options, example = ["--workers", 1, "--k", 0, "--checkpoint-every", INTERVAL], "train_digits.py"
@@ -298,13 +298,10 @@ def torch_differences(alone: Path, killed: Path, found: Sequence[Restored]) -> I
             yield f"the state of {name!r} is not the same to the last bit"
     if hooks[0]["best"] < 0.9:
         yield f"nothing was learned: the accuracy is {hooks[0]['best']}"
-    records: list[list[tuple[str, str, str]]] = []
-    for path in (alone, killed):
-        with path.with_suffix(".csv").open(newline="") as file:
-            records.append([(row["step"], row["loss"], row["rate"]) for row in csv.DictReader(file)])
+    records = [without_time(path.with_suffix(".jsonl")) for path in (alone, killed)]
     if records[0] != records[1]:
         yield "the records are not the same"
-    if [step for step, _, _ in records[0]] != [str(step + 1) for step in range(found[0].checkpoint.step)]:
+    if [record["step"] for record in records[0]] != [*range(1, found[0].checkpoint.step + 1)]:
         yield "the records have not each step once"
 
 

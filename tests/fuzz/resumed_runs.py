@@ -84,7 +84,7 @@ def generate(seed: int, number: int) -> Program:
             ]
         )
 
-    names = ("save", "evaluate", "stop", "csv", "json", "summary", "count", "log", "other log", "call", "profile")
+    names = ("save", "evaluate", "stop", "json", "summary", "count", "log", "other log", "call", "profile")
     parts: list[KeepPolicy] = [
         KeepNewest(rng.randint(1, 3)),
         KeepBest(rng.randint(1, 2), "val", rng.choice(["min", "max"])),
@@ -205,7 +205,6 @@ class Trial:
                 restore_best={"data": data},
                 name="by steps",
             ),
-            ah.CSVHook(self.folder / "run.csv", graph_values, every=every["csv"]),
             ah.JSONLinesHook(self.folder / "run.jsonl", graph_values, every=every["json"]),
             ah.SummarySaverHook(self.folder / "summaries", graph_values, every=every["summary"]),
             ah.StepCounterHook(every["count"], on_rate=self.found["rate"].__setitem__),
@@ -291,7 +290,6 @@ class Trial:
             "end": ("the last step" if self.end[0] == self.program.steps else reason, self.end),
             **self.found,
             "best": self.data.position,
-            "csv": without_time(self.folder / "run.csv"),
             "json": without_time(self.folder / "run.jsonl"),
             "summary": last_values(self.folder / "summaries"),
             "checkpoints": kept,

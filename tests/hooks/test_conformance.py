@@ -43,7 +43,6 @@ def versions() -> ah.MemoryStepStore:
 
 HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "BlockingHook": lambda _: ah.BlockingHook(Plain()),
-    "CSVHook": lambda folder: ah.CSVHook(folder / "losses.csv", ["loss"]),
     "CheckpointSaverHook": lambda folder: ah.CheckpointSaverHook(folder, every=EVERY_RUN),
     "EarlyStoppingHook": lambda _: ah.EarlyStoppingHook("loss", patience=5),
     "EvaluatorHook": lambda _: EvaluatorHook(evaluate, every=EVERY_RUN),

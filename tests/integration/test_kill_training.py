@@ -6,6 +6,7 @@ There are more of them in the command: `python -m tests.fuzz.kill_training --kil
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import sys
 from pathlib import Path
@@ -102,8 +103,8 @@ def test_a_difference_at_the_end_is_found(
         async with Saver(tmp_path / name) as saver:
             state = {"variables": {"weights": weights}, "tracked": {"model": {"weight": weights}}}
             await saver.save({**state, "hooks": {"EarlyStoppingHook": best}}, at)
-        lines = [f"{min(number, 2)},0,{loss},1" for number, loss in enumerate(recorded, 1)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["step,time,loss,rate", *lines, ""]))
+        lines = [{"step": min(number, 2), "time": 0, "loss": loss} for number, loss in enumerate(recorded, 1)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
     asyncio.run(save("alone", 1.0, 2, "ab"))
     asyncio.run(save("killed", weight, step, losses))

@@ -15,7 +15,7 @@ from aiohooks.hooks import checkpoint_saver
 from aiohooks.hooks._observing import Sampling
 from aiohooks.hooks.evaluator import EvaluatorHook
 from aiohooks.hooks.every import EveryTimer
-from aiohooks.hooks.records import JSONLinesHook
+from aiohooks.hooks.records import JSONLinesHook, _RecordFile
 from aiohooks.hooks.stopping import EarlyStoppingHook
 from tests.fuzz.resumed_runs import main, run_programs
 
@@ -37,6 +37,7 @@ BUGS: dict[str, tuple[Any, str, Any]] = {
     "a checkpoint of a stop counts": (checkpoint_saver, "INTERIM", "other"),
     "late evaluations are no metrics": (Saver, "add_metrics", nothing),
     "unwritten lines are lost": (JSONLinesHook, "load_state_dict", lambda *_: None),
+    "lines of undone steps stay valid": (_RecordFile, "open_at", lambda self, step, restored: list(restored)),
     "an unfinished evaluation is lost": (EvaluatorHook, "state_dict", changed(EvaluatorHook.state_dict, unfinished=False)),
     "the best states are lost": (EarlyStoppingHook, "state_dict", changed(EarlyStoppingHook.state_dict, best_states={})),
     "patience begins again": (EarlyStoppingHook, "load_state_dict", lambda *_: None),

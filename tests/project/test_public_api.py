@@ -132,10 +132,6 @@ SIGNATURES: dict[str, str | None] = {
     "Coordinator.stop_on_exception": "(self)",
     "Coordinator.clear_stop": "(self)",
     "Coordinator.raise_requested_exception": "(self)",
-    "CSVHook": (
-        "(path, values=None, *, every=<Every>, columns=None, record_fn=None, max_queue=1000, on_write_error='raise', "
-        "fsync=False, name=None)"
-    ),
     "current_clock": "()",
     "EarlyStoppingHook": (
         "(monitor=None, *, mode='min', patience=None, min_delta=0.0, stopping_threshold=None, every=<Every>, "

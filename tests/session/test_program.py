@@ -198,7 +198,7 @@ def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Pa
                 ah.EffectsHook({"row": deliver}),
                 ah.EvaluatorHook(evaluate, every=ah.Every(steps=2), mode="background"),
                 TrackerHook(TensorBoardTracker(tmp_path / "events"), {"total": "total"}, every=ah.Every(steps=1)),
-                ah.CSVHook(tmp_path / "values.csv", {"total": "total"}),
+                ah.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
                 *(ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)), ah.NanHook("total"), ah.WatchdogHook(HANG_SECS)),
                 *ah.HookTimingHook().watch([Publishes(), ah.TimelineHook()]),
             ]

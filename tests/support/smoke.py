@@ -69,10 +69,10 @@ async def core() -> None:
         await group.hooks.on_start("you")
     assert [greeter.greeted for greeter in greeters] == [["you"], ["you"]]
 
-    records = ah.CSVHook(FOLDER / "records.csv", ["loss"], every=ah.Every(steps=1))
+    records = ah.JSONLinesHook(FOLDER / "records.jsonl", ["loss"])
     waiter = asyncio.create_task((steps := ah.MemoryStepStore()).wait_for(2))
     assert (await train(records)).latest.step == 3
-    assert len((FOLDER / "records.csv").read_text(encoding="utf-8").splitlines()) == 4
+    assert [record["step"] for record in ah.hooks.read_records(records.path)] == [1, 2, 3]
     await steps.advance(2)
     assert await waiter == 2
     await steps.aclose()

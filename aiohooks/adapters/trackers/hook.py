@@ -19,8 +19,9 @@ from aiohooks.adapters.trackers.tracker import Tracker
 from aiohooks.dispatch.calls import is_logged, only_if
 from aiohooks.errors import add_note
 from aiohooks.graph.session import Session
+from aiohooks.hooks._fetching import Record
+from aiohooks.hooks._line_file import LineFile, json_line
 from aiohooks.hooks._observing import BackgroundWriter, Sampling, Values, checked_values, logger, write_whole
-from aiohooks.hooks._record_files import LineFile, Record, json_line
 from aiohooks.hooks.every import Every
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunHook, SessionRunValues
@@ -99,7 +100,7 @@ class TrackerHook(SessionRunHook):
         self._drain_secs = drain_secs
         self._sender: Sender | None = None
         self._sampling: Sampling
-        self._file: UnsentFile
+        self._file: LineFile
         self._writer: BackgroundWriter[dict[str, Any]]
         self._restored: list[Record] = []
         self._counting = threading.Lock()  # guards the attributes below
@@ -118,10 +119,10 @@ class TrackerHook(SessionRunHook):
     async def begin(self) -> None:
         """Prepare for a new session; nothing is sent, and a file of unsent metrics is only read."""
         self._sampling = Sampling(self._every, first=False)
-        self._file = UnsentFile(self.unsent_path, fsync=False)
-        self._writer = BackgroundWriter(self._file.write, what=self.unsent_path, max_queue=self._max_queue, on_write_error="log")
+        self._file = LineFile(self.unsent_path)
+        self._writer = BackgroundWriter(self._file.append, what=self.unsent_path, max_queue=self._max_queue, on_write_error="log")
         self._unsent, self._error = 0, None
-        self._last_unsent = await to_thread(self._file.last_step)
+        self._last_unsent = await to_thread(last_unsent_step, self.unsent_path)
         self._restored = []
         self._sender = Sender(self.tracker, self._max_queue, self._note_sent, self._put_into_file, self._sender)
 
@@ -361,7 +362,7 @@ def send_unsent(path: str | os.PathLike[str], tracker: Tracker) -> int:
     """
     name = checked_path(path, "path")
     os.stat(name)  # opening would create it
-    file = LineFile(name, fsync=False)
+    file = LineFile(name)
     file.open()
     sent = 0
     error: BaseException | None = None
@@ -414,22 +415,12 @@ def read_unsent(path: str) -> list[Record]:
     return [found[step] for step in sorted(found)]
 
 
-class UnsentFile(LineFile):
-    """The file while a session runs: created with the first metrics that could not be sent."""
-
-    def last_step(self) -> int:
-        """Return the last step of the metrics in the file; -1 if there are none."""
-        steps = [record.step for record in read_unsent(self.path)] if os.path.exists(self.path) else []
-        if steps:
-            logger.warning("%s has the metrics of %d steps, which were not sent; send_unsent sends them", self.path, len(steps))
-        return max(steps, default=-1)
-
-    def write(self, lines: list[dict[str, Any]]) -> None:
-        """Append the lines."""
-        if self._file is None:
-            file = self.open()
-            size = file.seek(0, os.SEEK_END)
-            self.continue_at(size)
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                self.append(b"\n")  # the last line was torn by a crash
-        self.append(b"".join(map(json_line, lines)))
+def last_unsent_step(path: str) -> int:
+    """Return the last step of the metrics in a file; -1 if there are none."""
+    if not os.path.exists(path):
+        return -1
+    records = read_unsent(path)
+    if not records:
+        return -1
+    logger.warning("%s has the metrics of %d steps, which were not sent; send_unsent sends them", path, len(records))
+    return records[-1].step

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from aiohooks._validate import checked_path
-from aiohooks.hooks._record_files import Record
+from aiohooks.hooks._fetching import Record
 from aiohooks.hooks._tensorboard import EventFile
 
 __all__ = ["TensorBoardTracker"]
