@@ -120,17 +120,14 @@ class Service:
         self._rows_per_sec = rows_per_sec
         graph = build_graph()
         timing = ah.HookTimingHook()
-        timeline = ah.TimelineHook()
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=checkpoint_every, secs=30))
         session = ah.AsyncMonitoredSession(
             ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir, variables=self.variables),
-            [timeline, *timing.watch([saver, ah.NanHook("loss"), *hooks])],
+            timing.watch([saver, ah.NanHook("loss"), *hooks]),
             stop_grace_period_secs=grace_secs / 2,  # without handle_signals: the server handles signals
             name="trainer",
         )
-        self.training = SessionService(
-            session, self.train, timing=timing, timeline=timeline, title=title, grace_secs=grace_secs, controls=controls
-        )
+        self.training = SessionService(session, self.train, timing=timing, title=title, grace_secs=grace_secs, controls=controls)
         routes = [
             Route("/rows", self.add_rows, methods=["POST"]),
             Route("/predict", self.predict),

@@ -13,7 +13,6 @@ records              write JSON lines
 summaries            write for TensorBoard
 progress             show a progress bar, or lines
 profiler, timing     profile selected runs; measure the hooks and the event loop
-timeline             record what runs when, as a trace
 watchdog             report stalls
 functions            make hooks of functions
 blocking             make hooks of objects with plain methods
@@ -33,7 +32,6 @@ from aiohooks.hooks.progress import ProgressHook
 from aiohooks.hooks.records import JSONLinesHook, read_records
 from aiohooks.hooks.stopping import EarlyStoppingHook, StopAtStepHook, StopAtTimeHook
 from aiohooks.hooks.summaries import SummarySaverHook, SummaryWriter
-from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import Blocker, HookTimes, HookTimingHook, PhaseTime
 from aiohooks.hooks.version_gate import VersionGateHook
 from aiohooks.hooks.watchdog import Stall, WatchdogHook
@@ -67,7 +65,6 @@ __all__ = [
     "StopAtTimeHook",
     "SummarySaverHook",
     "SummaryWriter",
-    "TimelineHook",
     "VersionGateHook",
     "WatchdogHook",
     "hook",

@@ -85,14 +85,18 @@ class Sampling:
 
     def mark_if_due(self, step: int) -> bool:
         """Return whether the run that committed `step` was asked for and due; if so, mark it as done."""
-        if self._last is not None and step > self._last:
-            self._leap = step - self._last
-        self._last = step
+        self.note_step(step)
         if not self.is_due(step):
             return False
         self._first = self._asked = False
         self._timer.mark(step, self._clock.now())
         return True
+
+    def note_step(self, step: int) -> None:
+        """Note the step that a run has committed."""
+        if self._last is not None and step > self._last:
+            self._leap = step - self._last
+        self._last = step
 
     def is_due(self, step: int) -> bool:
         """Return whether the run that committed `step` was asked for and is due."""

@@ -1,35 +1,64 @@
-"""Profiling selected runs."""
+"""Trace files of selected runs, for Perfetto and chrome://tracing.
+
+A file is a JSON object of the Trace Event Format: a complete event ("X") for an activity that has
+ended, with times in microseconds since the window began, an open event ("B") for one that has not,
+and one thread for each track.
+"""
 
 from __future__ import annotations
 
-import cProfile
+import heapq
+import json
 import os
-import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, TextIO
 
-from aiohooks._aio.cancel import to_thread
+from aiohooks._aio.clock import monotonic_now
+from aiohooks._aio.contexts import current_run
+from aiohooks._aio.observers import Kind, Observer
 from aiohooks._validate import check_choice, check_instance, checked_int, checked_path
+from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
-from aiohooks.hooks._observing import Sampling, logger, write_whole
+from aiohooks.hooks._observing import BackgroundWriter, OnWriteError, Sampling, logger, write_whole
 from aiohooks.hooks.every import Every, ScheduledHook
 from aiohooks.session.coordinator import Coordinator
 from aiohooks.session.hook import SessionRunArgs, SessionRunContext, SessionRunValues
 
-if TYPE_CHECKING:
-    from aiohooks.hooks._pyinstrument import SampledProfile
-
-_active: list[ProfilerHook] = []
-"""The hook that is profiling; at most one in the process, of any session."""
+_TRACK_NAMES: dict[str, str] = {
+    "step": "steps",
+    "feed": "feeds",
+    "prefetch": "prefetched feeds",
+    "operation": "{}",
+    "hook": "{}",
+    "background": "{} in the background",
+    "save": "checkpoint writes",
+    "wait": "waits",
+    "recovery": "recoveries",
+}
+"""The names of the tracks by kind, from top to bottom; `{}` is the name of the hook or operation."""
+_KINDS = list(_TRACK_NAMES)
+_CALLS = ("hook", "operation")
+"""The kinds that report when they first suspend."""
+_PROCESS = 1
+_MAX_ERROR = 200
 
 
 class ProfilerHook(ScheduledHook):
-    """Profiles a window of runs on each crossing of `every`, and writes `profile-<step>` with the step of its first run.
+    """Writes `timeline-<step>.json` for a window of runs on each crossing of `every`.
 
-    It profiles everything that runs in the event loop's thread from its `before_run` of the first run to its `after_run` of
-    the last. The first run of a session is never profiled, because it does one-time work. If another profiler is active, the
-    window is skipped with a warning.
+    The file shows when each part of the session was active: steps, feeds, operations, hooks and
+    their background calls, checkpoint writes, waits that a stop ends, and recoveries. Each has a
+    track of its own; activities that overlap are on several tracks of the same name. An activity's
+    `held_us` is how long it blocked the event loop before it first waited. Perfetto
+    (https://ui.perfetto.dev) and chrome://tracing open the files.
+
+    `<step>` is the step that the first run of the window commits. The first run of a session is
+    never recorded, because it does one-time work. Like TensorFlow's `ProfilerHook`, it belongs
+    first in the list of hooks: hooks with a lower `order` are not recorded.
     """
+
+    order: ClassVar[int] = -1000
 
     def __init__(
         self,
@@ -37,55 +66,50 @@ class ProfilerHook(ScheduledHook):
         *,
         every: Every = Every(steps=1000),
         window_steps: int = 1,
-        backend: Literal["cprofile", "pyinstrument"] = "cprofile",
         max_captures: int | None = None,
+        max_events: int = 20_000,
+        on_write_error: OnWriteError = "log",
     ) -> None:
         """Create the hook.
 
         Args:
             output_dir: the directory of the files; created if missing.
             every: when a window begins.
-            window_steps: how many runs it has.
-            backend: `"cprofile"` counts and times every call and writes `.pstats` for the standard library's `pstats` and
-                its viewers; `"pyinstrument"` samples, costs less, and writes a web page, `.html`.
-            max_captures: how many windows of a run to profile, over all its resumed parts; None for no limit.
+            window_steps: how many runs a window has, repeated attempts included.
+            max_captures: how many windows to record, over all resumed parts of the run; None for
+                no limit.
+            max_events: how many activities a file has at most; later ones are counted in its
+                `otherData.dropped`.
+            on_write_error: `"log"` logs a failed write and continues, `"raise"` raises it in the
+                next run at the latest.
 
         Raises:
             InvalidArgumentError: an argument is invalid.
-            ImportError: pyinstrument is not installed.
         """
         check_instance(every, Every, "every")
-        window_steps = checked_int(window_steps, "window_steps", 1)
-        max_captures = checked_int(max_captures, "max_captures", 1, optional=True)
-        check_choice(backend, "backend", "cprofile", "pyinstrument")
+        check_choice(on_write_error, "on_write_error", "raise", "log")
         self.output_dir: str = checked_path(output_dir, "output_dir")
         self._every = every
-        self._window_steps = window_steps
-        self._max_captures = max_captures
-        self._new_profile: type[_CountedProfile | SampledProfile] = _CountedProfile
-        if backend == "pyinstrument":
-            from aiohooks.hooks._pyinstrument import SampledProfile  # imported here to fail now
-
-            self._new_profile = SampledProfile
-        self._profile: _CountedProfile | SampledProfile | None = None
-        self._first_step: int | None = None
-        self._left = 0
+        self._window_steps = checked_int(window_steps, "window_steps", 1)
+        self._max_captures = checked_int(max_captures, "max_captures", 1, optional=True)
+        self._max_events = checked_int(max_events, "max_events", 1)
+        self._on_write_error: OnWriteError = on_write_error
+        self._observers: list[Observer] | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._timer: Sampling = Sampling(self._every, first=False)
-        self._warm = False
+        self._recorder = _Recorder(self._window_steps, self._max_events, self._capture)
+        self._writer: BackgroundWriter[_Trace] = BackgroundWriter(
+            self._write, what=f"traces in {self.output_dir}", max_queue=1, on_write_error=self._on_write_error
+        )
+        self._is_first_run = True
         self._captured = 0
         self.captures: list[str] = []
         """The files that this session has written."""
 
-    async def begin(self) -> None:
-        """Reset the state of an earlier session, and create the directory."""
-        self._reset()
-        await to_thread(os.makedirs, self.output_dir, 0o777, True)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return when it was last due, and how many windows were profiled."""
+        """Return when it was last due, and how many windows it has recorded."""
         return {**super().state_dict(), "captured": self._captured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -95,95 +119,327 @@ class ProfilerHook(ScheduledHook):
             self._captured = int(state["captured"])
 
     async def after_create_session(self, session: Session, coord: Coordinator) -> None:
-        """Count from the step at which the session starts; drop a window that a recovery interrupted."""
-        self._stop()
+        """Begin to observe the session, and count from the step at which it starts."""
+        if self._observers is None:
+            status = coord.status()
+            self._recorder.title = (status.name if status is not None else None) or "session"
+            self._observers = coord.observers
+            self._observers.append(self._recorder)
         self._timer.start(session.global_step.latest.step)
 
     async def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Begin a window if it is due."""
-        asked = self._timer.should_fetch(run_context.global_step)
-        done = self._max_captures is not None and self._captured >= self._max_captures
-        if asked and self._warm and not done and self._profile is None:
-            self._start(run_context.global_step)
+        """Begin a window if it is due; raise the error of a failed write."""
+        self._writer.raise_failure()
+        recorder = self._recorder
+        is_due = self._timer.should_fetch(run_context.global_step)
+        if is_due and not self._is_first_run and not recorder.is_recording and self._may_capture():
+            recorder.begin_window(run_context.global_step)
+        scope = current_run()
+        if recorder.is_recording and scope is not None:
+            recorder.begin_attempt(run_context.global_step, run_context.attempt)
+            scope.observers += (recorder,)
         return None
 
-    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """End the window after its last run, and write it."""
-        step = run_context.global_step
-        due = self._warm and self._timer.mark_if_due(step)  # a first run leaves it to the next one
-        self._warm = True
-        if self._profile is None:
-            return
-        if self._first_step is None:
-            if not due:  # the run did not commit the expected step
-                self._stop()
-                return
-            self._first_step = step
-        self._left -= 1
-        if self._left <= 0:
-            await self._write()
+    def _may_capture(self) -> bool:
+        # While a file is being written no window begins: a slow disk costs windows, and never
+        # delays a run.
+        if self._writer.is_full:
+            return False
+        return self._max_captures is None or self._captured < self._max_captures
 
-    async def end(self, session: Session) -> None:
-        """Write an incomplete window."""
-        if self._first_step is not None:
-            await self._write()
+    async def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
+        """Note the committed step; drop a window whose first run was not the expected one."""
+        if self._is_first_run:
+            # If it was due, the next run is.
+            self._is_first_run = False
+            self._timer.note_step(run_context.global_step)
+            return
+        is_expected = self._timer.mark_if_due(run_context.global_step)
+        if self._recorder.is_recording and self._recorder.run_count == 1 and not is_expected:
+            self._recorder.drop_window()
+
+    def _capture(self, trace: _Trace) -> None:
+        """Pass a complete window to the thread that writes."""
+        self._captured += 1
+        self._writer.add(trace)
+
+    def _write(self, traces: list[_Trace]) -> None:
+        """Write files; called in the writer's thread."""
+        for trace in traces:
+            path = os.path.join(self.output_dir, f"timeline-{trace.step}.json")
+            _write_trace(path, trace)
+            self.captures.append(path)
+            logger.info("wrote the trace of %d runs: %s", trace.run_count, path)
 
     async def close(self, exc: BaseException | None) -> None:
-        """Stop profiling."""
-        self._stop()
-
-    def _start(self, step: int) -> None:
-        other = _other_profiler()
-        if other is None:
-            profile = self._new_profile()
-            try:
-                profile.start()
-            except (RuntimeError, ValueError) as error:  # how the two backends report another profiler
-                other = str(error)
-            else:
-                _active.append(self)
-                self._profile, self._first_step, self._left = profile, None, self._window_steps
-                return
-        logger.warning("step %d is not profiled: another profiler is active (%s)", step, other)
-
-    def _stop(self) -> _CountedProfile | SampledProfile | None:
-        profile, self._profile = self._profile, None
-        self._first_step = None
-        if profile is not None:
-            _active.remove(self)
-            profile.stop()
-        return profile
-
-    async def _write(self) -> None:
-        step = self._first_step
-        profile = self._stop()
-        assert profile is not None
-        path = os.path.join(self.output_dir, f"profile-{step}{profile.suffix}")
-        await to_thread(write_whole, path, profile.write)
-        self.captures.append(path)
-        self._captured += 1
-        logger.info("profiled %d runs: %s", self._window_steps - max(0, self._left), path)
+        """Write an incomplete window, and wait until all files are written."""
+        if self._observers is not None:
+            self._observers.remove(self._recorder)
+            self._observers = None
+        if self._recorder.is_recording:
+            self._recorder.end_window()
+        await self._writer.aclose()
 
     def __repr__(self) -> str:
-        return f"ProfilerHook({self.output_dir!r}, every={self._every}, window_steps={self._window_steps})"
+        window = f"window_steps={self._window_steps}"
+        return f"ProfilerHook({self.output_dir!r}, every={self._every}, {window})"
 
 
-class _CountedProfile(cProfile.Profile):
-    """A profile by the standard library's cProfile."""
+class _Trace(NamedTuple):
+    """A complete window.
 
-    suffix = ".pstats"
-    start = cProfile.Profile.enable
-    stop = cProfile.Profile.disable
-    write = cProfile.Profile.dump_stats
+    Attributes:
+        step: the step that its first run was to commit.
+        run_count: how many runs it has.
+        title: the name of the session.
+        unix_time: when it began.
+        origin: the same by the clock of the activities.
+        dropped: how many activities it lacks because there were too many.
+        tracks: from top to bottom.
+        ended: the activities that ended in it.
+        open_events: those that had not ended, as trace events.
+    """
+
+    step: int
+    run_count: int
+    title: str
+    unix_time: float
+    dropped: int
+    origin: float
+    tracks: list[_Track]
+    ended: list[_Activity]
+    open_events: list[dict[str, Any]]
 
 
-def _other_profiler() -> str | None:
-    """Return the profiler that is active in this thread, if any."""
-    if _active:
-        return repr(_active[0])
-    if sys.version_info >= (3, 12):
-        tool = sys.monitoring.get_tool(sys.monitoring.PROFILER_ID)
-        if tool is not None:
-            return tool
-    function = sys.getprofile()
-    return None if function is None else repr(function)
+class _Track(NamedTuple):
+    """A row of the trace, which shows one activity at a time.
+
+    `idle_tracks` is the heap of the tracks of this owner that show nothing at the moment.
+    """
+
+    number: int
+    kind: str
+    owner: str
+    idle_tracks: list[_Track]
+
+    @property
+    def name(self) -> str:
+        return _TRACK_NAMES[self.kind].format(self.owner)
+
+
+class _Row(NamedTuple):
+    """Where activities of one name are shown: the owner of their tracks, and the free ones."""
+
+    owner: str
+    activity_name: str
+    idle_tracks: list[_Track]
+
+
+class _Activity:
+    """One activity, an `Observation`."""
+
+    __slots__ = ("began", "ended_at", "error", "held_until", "name", "recorder", "track")
+
+    def __init__(self, recorder: _Recorder, track: _Track, name: str) -> None:
+        self.recorder: _Recorder = recorder
+        self.track: _Track = track
+        self.name: str = name
+        self.began: float = recorder.now()
+        self.held_until: float | None = None
+        self.ended_at: float | None = None
+        self.error: str | None = None
+
+    def suspended(self) -> None:
+        self.held_until = self.recorder.now()
+
+    def ended(self, error: BaseException | None) -> None:
+        self.ended_at = self.recorder.now()
+        if error is not None and not is_clean_end(error):
+            self.error = safe_repr(error)[:_MAX_ERROR]
+        self.recorder.end_activity(self)
+
+    def event(self, origin: float) -> dict[str, Any]:
+        """Return the part of it after `origin` as a trace event."""
+        began = max(self.began, origin)
+        event: dict[str, Any] = {
+            "ph": "B",
+            "name": self.name,
+            "cat": self.track.kind,
+            "pid": _PROCESS,
+            "tid": self.track.number,
+            "ts": _microseconds(began - origin),
+        }
+        if self.ended_at is not None:
+            event["ph"] = "X"
+            event["dur"] = _microseconds(self.ended_at - began)
+        arguments = self._arguments(began)
+        if arguments:
+            event["args"] = arguments
+        return event
+
+    def _arguments(self, began: float) -> dict[str, Any]:
+        arguments: dict[str, Any] = {}
+        held_until = self.held_until
+        if held_until is None and self.track.kind in _CALLS:
+            # It has never suspended.
+            held_until = self.ended_at
+        if held_until is not None:
+            arguments["held_us"] = _microseconds(max(0.0, held_until - began))
+        if self.error is not None:
+            arguments["error"] = self.error
+        return arguments
+
+
+class _Recorder:
+    """Collects the activities of a window: an observer of the session and of its runs."""
+
+    def __init__(self, window_steps: int, max_events: int, on_captured: Callable[[_Trace], None]) -> None:
+        self.now: Callable[[], float] = monotonic_now()
+        self.title: str = "session"
+        self.is_recording: bool = False
+        self.run_count: int = 0
+        self._window_steps = window_steps
+        self._max_events = max_events
+        self._on_captured = on_captured
+        self._tracks: list[_Track] = []
+        self._idle_tracks: dict[tuple[str, str], list[_Track]] = {}
+        self._rows: dict[tuple[str, str], _Row] = {}
+        self._active: dict[_Activity, None] = {}
+        self._attempt: _Activity | None = None
+        self._step = 0
+        self._origin = 0.0
+        self._unix_time = 0.0
+        self._dropped = 0
+        self._ended: list[_Activity] = []
+
+    def begin_window(self, step: int) -> None:
+        """Begin to record; activities that have already begun count from now on."""
+        self.is_recording = True
+        self.run_count = 0
+        self._step = step
+        self._origin = self.now()
+        self._unix_time = time.time()
+        self._dropped = 0
+        self._ended = []
+
+    def end_window(self) -> None:
+        """Pass on the activities of the window, and record no more."""
+        self.is_recording = False
+        tracks = sorted(self._tracks, key=lambda track: _KINDS.index(track.kind))
+        trace = _Trace(
+            self._step,
+            self.run_count,
+            self.title,
+            self._unix_time,
+            self._dropped,
+            self._origin,
+            tracks,
+            self._ended,
+            [activity.event(self._origin) for activity in self._active],
+        )
+        self._ended = []
+        self._on_captured(trace)
+
+    def drop_window(self) -> None:
+        """Forget the window."""
+        self.is_recording = False
+        self._ended = []
+
+    def started(self, kind: Kind, what: str) -> _Activity:
+        """Called by the session at the start of an activity."""
+        return self._start(kind, what)
+
+    def _start(self, kind: str, what: str) -> _Activity:
+        row = self._rows.get((kind, what))
+        if row is None:
+            row = self._new_row(kind, what)
+        if row.idle_tracks:
+            track = heapq.heappop(row.idle_tracks)
+        else:
+            track = _Track(len(self._tracks) + 1, kind, row.owner, row.idle_tracks)
+            self._tracks.append(track)
+        activity = _Activity(self, track, row.activity_name)
+        self._active[activity] = None
+        return activity
+
+    def _new_row(self, kind: str, what: str) -> _Row:
+        owner = ""
+        name = what
+        if kind in ("hook", "background"):
+            owner, _, name = what.rpartition(".")
+        elif kind == "operation":
+            owner = what
+        idle_tracks = self._idle_tracks.setdefault((kind, owner), [])
+        row = _Row(owner, name, idle_tracks)
+        if owner:
+            # Only these have few names, which come again and again.
+            self._rows[kind, what] = row
+        return row
+
+    def end_activity(self, activity: _Activity) -> None:
+        """Keep an activity that has ended, if there is a window with room for it."""
+        heapq.heappush(activity.track.idle_tracks, activity.track)
+        del self._active[activity]
+        if not self.is_recording:
+            return
+        if len(self._ended) < self._max_events:
+            self._ended.append(activity)
+        else:
+            self._dropped += 1
+
+    def begin_attempt(self, step: int, attempt: int) -> None:
+        """Begin a run or its repetition."""
+        self.run_count += 1
+        name = f"step {step}"
+        if attempt > 1:
+            name += f", attempt {attempt}"
+        self._attempt = self._start("step", name)
+
+    def attempt_ended(self, error: BaseException | None) -> None:
+        """Called by the run at its end; the last one of a window ends that."""
+        if self._attempt is not None:
+            self._attempt.ended(error)
+            self._attempt = None
+        if self.is_recording and self.run_count >= self._window_steps:
+            self.end_window()
+
+
+def _write_trace(path: str, trace: _Trace) -> None:
+    """Write a file, which appears only when it is complete."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+
+    def write(unfinished: str) -> None:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            _write_events(file, trace)
+
+    write_whole(path, write)
+
+
+def _write_events(file: TextIO, trace: _Trace) -> None:
+    data = json.dumps({"unix_time": trace.unix_time, "dropped": trace.dropped})
+    file.write(f'{{"displayTimeUnit": "ms", "otherData": {data}, "traceEvents": [\n')
+    separator = ""
+    # One event at a time: the encoder keeps the interpreter's lock until it returns.
+    for event in _trace_events(trace):
+        file.write(separator + json.dumps(event))
+        separator = ",\n"
+    file.write("\n]}\n")
+
+
+def _trace_events(trace: _Trace) -> Iterator[dict[str, Any]]:
+    yield _metadata("process_name", 0, name=trace.title)
+    events = [activity.event(trace.origin) for activity in trace.ended] + trace.open_events
+    used = {event["tid"] for event in events}
+    for position, track in enumerate(trace.tracks):
+        if track.number in used:
+            yield _metadata("thread_name", track.number, name=track.name)
+            yield _metadata("thread_sort_index", track.number, sort_index=position)
+    yield from events
+
+
+def _metadata(kind: str, number: int, **arguments: object) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": _PROCESS, "tid": number, "args": arguments}
+
+
+def _microseconds(secs: float) -> float:
+    return round(secs * 1e6, 3)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from aiohooks import (
-    AsyncMonitoredSession,
-    HookTimingHook,
-    MemoryStepStore,
-    NanHook,
-    SessionRunContext,
-    SessionRunHook,
-    TimelineHook,
-    configure,
-)
+from aiohooks import AsyncMonitoredSession, HookTimingHook, MemoryStepStore, NanHook, SessionRunHook, configure
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
 from tests.support.asgi import Exchange, ask
 from tests.support.services import FeedQueue, SlowToOpen, make_service, serving, step
-from tests.support.waiting import ticks, until_true
+from tests.support.waiting import ticks
 
 
 async def probed(service: SessionService) -> tuple[str, int | None, int | None]:
@@ -161,34 +151,6 @@ async def test_progress_has_what_has_become_of_hooks() -> None:
     assert report == {"name": "Down", "calls": 3, "failures": 1, "dropped": 2, "pending": 0}
     assert error.startswith(r"ConnectionError('<b>\npassword=***")
     assert "secret" not in error
-
-
-async def test_progress_has_the_last_steps() -> None:
-    """`GET progress` has the lanes of the last eight steps, without the waits of clients, also when the session has ended."""
-    timeline = TimelineHook()
-
-    class Failing(SessionRunHook):
-        async def before_run(self, run_context: SessionRunContext) -> None:
-            one.clock.advance(0.5000001)  # microseconds are enough
-            if run_context.global_step == 10:
-                raise ValueError("enough")
-
-    async with serving([timeline, configure(Failing(), on_error="log")], timeline=timeline) as one:
-        assert (await one.ask("/progress")).json["timeline"]["secs"] == 0
-        client = asyncio.create_task(one.ask("/steps/500"))
-        one.feeds.put(*range(9))
-        await one.ask("/steps/9")
-        report = (await one.ask("/progress")).json["timeline"]
-        assert report["secs"] == pytest.approx(4.0)
-        assert [(lane["name"], lane["kind"]) for lane in report["lanes"]] == [("steps", "step"), ("Failing", "hook")]
-        assert report["lanes"][0]["bars"][:2] == [[0.0, 0.5, "step 2", False], [0.5, 0.5, "step 3", False]]
-        assert [bar[2] for bar in report["lanes"][0]["bars"]] == [f"step {step}" for step in range(2, 10)]
-        one.feeds.put(1)
-        one.feeds.end()
-        assert (await client).status == 410
-        await until_true(lambda: one.service.health().state == "finished")
-        last = (await one.ask("/progress")).json["timeline"]
-        assert [lane["bars"][-1][2:] for lane in last["lanes"]] == [["step 10", False], ["before_run", True]]
 
 
 async def test_names_are_escaped() -> None:

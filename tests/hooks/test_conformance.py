@@ -64,7 +64,6 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "StopAtStepHook": lambda _: ah.StopAtStepHook(num_steps=2),
     "StopAtTimeHook": lambda _: ah.StopAtTimeHook(secs=3600),
     "SummarySaverHook": lambda folder: ah.SummarySaverHook(folder, ["loss"], every=EVERY_RUN),
-    "TimelineHook": lambda folder: ah.TimelineHook(folder / "timeline.json"),
     "VersionGateHook": lambda _: ah.VersionGateHook(versions(), max_lag=10),
     "WatchdogHook": lambda _: ah.WatchdogHook(3600),
 }
@@ -97,7 +96,6 @@ def test_its_state_may_be_named(make: Callable[[str | None], Any]) -> None:
 
 
 PACKAGES: list[tuple[str, str, str, Callable[[], object]]] = [
-    ("pyinstrument", "_pyinstrument", "pyinstrument", lambda: ah.ProfilerHook("profiles", backend="pyinstrument")),
     ("rich", "_rich", "rich", lambda: ah.ProgressHook(display="rich")),
     ("tensorboardX", "_tensorboard", "tensorboard", lambda: ah.SummarySaverHook("runs", ["loss"])),
 ]

@@ -1,173 +1,510 @@
-"""ProfilerHook: which runs are profiled, where profiles are written, and that only one is active."""
+"""ProfilerHook: the tracks and times of scripted sessions, its windows, and what a failing disk does."""
 
 from __future__ import annotations
 
 import asyncio
-import cProfile
+import errno
+import json
+import logging
 import os
-import pstats
-import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiohooks as ah
-from aiohooks.hooks.profiler import ProfilerHook
+from aiohooks._aio.clock import sleep
+from aiohooks.errors import AbortedError
 from aiohooks.testing import FaultInjectionHook, ManualClock
-from tests.support.sessions import NO_BACKOFF, counting_graph, make_runs
+from tests.support.hooks import Stubborn
+from tests.support.saving_sessions import HeldSaver, array_graph
+from tests.support.sessions import NO_BACKOFF, double, make_runs, use_up
+from tests.support.traces import Slow, Times, checked_events, played, trace_tracks
+from tests.support.waiting import cancel_and_wait, forever, parked, ticks, until_true
+
+pytestmark = pytest.mark.every_python
 
 
-def profiled_graph() -> ah.Graph:
-    """Return a graph whose operations call functions that a profile shows by name; `look` moves no step."""
-    graph = counting_graph()
-    graph.train_op(name="work")(lambda: found_in_profile(1))
-    graph.operation(name="look")(lambda: found_in_profile(1))
-    return graph
+class Upload(Slow):
+    """A hook with a track of its own."""
 
 
-def found_in_profile(number: int) -> int:
-    """Called once a run."""
-    return number + 1
+class Audit(Slow):
+    """A hook with a track of its own."""
 
 
-def calls(path: Path | str, function: Callable[..., Any] = found_in_profile) -> int:
-    """Return the number of calls of a function in a profile."""
-    stats: Any = pstats.Stats(str(path))
-    found: int = sum(entry[1] for (_, _, name), entry in stats.stats.items() if name == function.__name__)
-    return found
+async def train_step(batch: int = 1) -> dict[str, int]:
+    """Take ten milliseconds."""
+    await sleep(0.010)
+    return {"loss": batch}
 
 
-def files(folder: Path) -> list[str]:
-    """Return the written steps."""
-    return sorted(os.listdir(folder), key=lambda name: int("".join(filter(str.isdigit, name))))
+async def batches(count: int, secs: float) -> AsyncIterator[int]:
+    """Take so long for each."""
+    for batch in range(count):
+        await sleep(secs)
+        yield batch
 
 
-async def run(hooks: list[ah.SessionRunHook], runs: int, fetch: str = "work") -> None:
+async def run(source: Any, hooks: list[Any], runs: int = 2, fetch: str = "loss", **options: Any) -> None:
     """Make so many runs in a session."""
-    async with ah.AsyncMonitoredSession(profiled_graph(), hooks, recovery=NO_BACKOFF) as session:
+    async with ah.AsyncMonitoredSession(source, hooks, **options) as session:
         await make_runs(session, runs, fetch)
 
 
+def recording(folder: Path, steps: int = 1, **options: Any) -> ah.ProfilerHook:
+    """Return a hook that records so many runs from the second on."""
+    return ah.ProfilerHook(folder, every=ah.Every(at=(2,)), window_steps=steps, **options)
+
+
+def written(folder: Path) -> list[str]:
+    """Return the names of the files, by their steps."""
+    return sorted(os.listdir(folder), key=lambda name: int("".join(filter(str.isdigit, name))))
+
+
+# -- tracks
+
+
+async def operations(hooks: list[Any], clock: ManualClock) -> None:
+    """Run a graph with two operations that overlap and a plain one."""
+    graph = ah.Graph()
+
+    @graph.operation
+    async def left() -> int:
+        await sleep(0.005)
+        return 1
+
+    @graph.operation
+    async def right() -> int:
+        await sleep(0.003)
+        return 2
+
+    @graph.train_op
+    def both(left: int, right: int) -> int:
+        clock.advance(0.002)
+        return left + right
+
+    await run(graph, hooks, fetch="both")
+
+
+async def steps_of(hooks: list[Any], feeds: Any, prefetch: int = 0) -> None:
+    """Run a step for each of the feeds."""
+    async with ah.AsyncMonitoredSession(train_step, hooks) as session:
+        await use_up(session.steps("loss", feeds=feeds, prefetch=prefetch))
+
+
+async def recovering(hooks: list[Any], clock: ManualClock) -> None:
+    """Fail in the second run, and take some time to recover."""
+    failures: list[Exception | None] = [None, AbortedError("lost"), None]
+
+    async def step() -> dict[str, int]:
+        await sleep(0.005)
+        failure = failures.pop(0)
+        if failure is not None:
+            raise failure
+        return {"loss": 1}
+
+    class Restores(ah.SessionRunHook):
+        async def after_create_session(self, session: ah.Session, coord: ah.Coordinator) -> None:
+            await sleep(0.003)
+
+    await run(step, [*hooks, Restores()], recovery=NO_BACKOFF)
+
+
+def train_steps(*times: int) -> Times:
+    """Return the slices of the step function at these times."""
+    return [("train_step", began, 10) for began in times]
+
+
+TRACKS: dict[str, tuple[int, Callable[[list[Any], ManualClock], Any], dict[str, Times]]] = {
+    "hooks that overlap": (
+        2,
+        lambda hooks, clock: run(train_step, [*hooks, Upload(before=4, after=6), Audit(before=8)], 3),
+        {
+            "steps": [("step 2", 0, 24), ("step 3", 24, 24)],
+            "train_step": train_steps(8, 32),
+            "Upload": [("before_run", 0, 4), ("after_run", 18, 6), ("before_run", 24, 4), ("after_run", 42, 6)],
+            "Audit": [("before_run", 0, 8), ("before_run", 24, 8)],
+        },
+    ),
+    "operations that overlap, and a plain one": (
+        1,
+        operations,
+        {"steps": [("step 2", 0, 7)], "left": [("left", 0, 5)], "right": [("right", 0, 3)], "both": [("both", 5, 2)]},
+    ),
+    "feeds one after another": (
+        2,
+        lambda hooks, clock: steps_of(hooks, batches(3, 0.007)),
+        {"steps": [("step 2", 0, 10), ("step 3", 17, 10)], "feeds": [("next feed", 10, 7)], "train_step": train_steps(0, 17)},
+    ),
+    "prefetched feeds": (
+        2,
+        lambda hooks, clock: steps_of(hooks, batches(4, 0.007), prefetch=1),
+        {
+            "steps": [("step 2", 0, 10), ("step 3", 10, 10)],
+            "prefetched feeds": [("take a feed", 0, 7), ("take a feed", 10, 7)],
+            "train_step": train_steps(0, 10),
+        },
+    ),
+    "background calls": (
+        2,
+        lambda hooks, clock: run(train_step, [*hooks, ah.configure(Upload(after=7), background=True)], 3),
+        {
+            "steps": [("step 2", 0, 10), ("step 3", 10, 10)],
+            "train_step": train_steps(0, 10),
+            # That of the first run had begun before the window.
+            "Upload in the background": [("after_run", 0, 7), ("after_run", 10, 7)],
+        },
+    ),
+    "a recovery": (
+        2,
+        recovering,
+        {
+            "steps": [("step 2", 0, 5), ("step 2, attempt 2", 8, 5)],
+            "step": [("step", 0, 5), ("step", 8, 5)],
+            "Restores": [("after_create_session", 5, 3)],
+            "recoveries": [("recovery from AbortedError", 5, 3)],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACKS)
+async def test_tracks(name: str, clock: ManualClock, tmp_path: Path) -> None:
+    """Each part has a track with the times of its calls; what overlaps does so in the file; failures have errors."""
+    steps, play, tracks = TRACKS[name]
+    await played(clock, play([recording(tmp_path, steps)], clock))
+    path = tmp_path / "timeline-2.json"
+    assert trace_tracks(path) == tracks
+    errors = {event["args"]["error"] for event in checked_events(path) if "error" in event.get("args", {})}
+    assert errors == ({"AbortedError('lost')"} if name == "a recovery" else set())
+
+
+async def test_how_long_the_loop_is_held(clock: ManualClock, tmp_path: Path) -> None:
+    """A call's time before its first wait, in which nothing else ran, is noted: all of it, if it does not wait."""
+
+    class Blocks(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            clock.advance(0.003)
+
+        async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
+            clock.advance(0.001)
+            await sleep(0.004)
+
+    await played(clock, run(double, [recording(tmp_path), Blocks()]))
+    events = checked_events(tmp_path / "timeline-2.json")
+    (number,) = (event["tid"] for event in events if event["ph"] == "M" and event["args"].get("name") == "Blocks")
+    calls = [event for event in events if event["tid"] == number and event["ph"] == "X"]
+    held = {event["name"]: (event["dur"], event["args"]["held_us"]) for event in calls}
+    assert held["before_run"] == (pytest.approx(3000), pytest.approx(3000))
+    assert held["after_run"] == (pytest.approx(5000), pytest.approx(1000))
+
+
+async def test_checkpoint_writes(clock: ManualClock, tmp_path: Path) -> None:
+    """The write of a checkpoint has a track, while steps follow; one that fails has its error."""
+    graph = array_graph()
+    graph.operation(name="wait")(train_step)
+    saver = HeldSaver(tmp_path / "held", OSError("no space"), OSError("no space"))  # what is written takes real time
+    hook = ah.CheckpointSaverHook(saver, every=ah.Every(steps=2), save_on_begin=False, save_on_end=False, on_save_error="log")
+
+    async def loop() -> None:
+        async with ah.AsyncMonitoredSession(graph, [recording(tmp_path, 4), hook]) as session:
+            for step in range(1, 6):
+                await session.run(["train", "wait"])
+                if step in (3, 5):
+                    saver.let()
+
+    await played(clock, loop())
+    path = tmp_path / "timeline-2.json"
+    assert trace_tracks(path)["checkpoint writes"] == [("save of step 2", 10, 10), ("save of step 4", 30, None)]
+    failed = [event for event in checked_events(path) if "error" in event.get("args", {})]
+    assert [(event["name"], event["args"]["error"]) for event in failed] == [("save of step 2", "OSError('no space')")]
+
+
+async def test_waits(clock: ManualClock, tmp_path: Path) -> None:
+    """Waits that a stop ends have a track, with what they wait for: a step, a turn to run, room in a version gate."""
+    store, versions = ah.MemoryStepStore(run="shared"), ah.MemoryStepStore(1)
+    gate = ah.VersionGate(versions, max_lag=0)
+
+    async def admitted(session: ah.AsyncMonitoredSession) -> None:
+        for _ in range(2):
+            async with gate.admit(until=session.until) as ticket:
+                ticket.use()
+
+    async def session_of_two() -> None:
+        hooks = [ah.ProfilerHook(tmp_path, every=ah.Every(steps=1), window_steps=9), Upload(before=6)]
+        async with ah.AsyncMonitoredSession(train_step, hooks, global_step=store) as session:
+            await session.run("loss")
+            first = await parked(session.run("loss"))
+            second = await parked(session.run("loss"))
+            await asyncio.gather(first, second)
+            task = session.start_soon(admitted, session)
+            await session.until(sleep(0.002))
+            await versions.advance()
+            await task
+
+    await played(clock, session_of_two())
+    tracks = trace_tracks(tmp_path / "timeline-2.json")
+    waits = sorted((*times, name) for track, slices in tracks.items() if track == "waits" for name, *times in slices)
+    assert [wait[:2] for wait in waits] == [(0, 16), (32, 2), (32, 2)]
+    for text in ("turn to run", "admitted", "sleep"):
+        assert any(text in str(wait[2]) for wait in waits), text
+
+
+async def test_a_cancelled_run(clock: ManualClock, tmp_path: Path) -> None:
+    """The file is written when the session is cancelled; what was cancelled has that as its error."""
+    waiting = [False, True]
+
+    async def step() -> None:
+        if waiting.pop(0):
+            await forever()
+
+    async def cancelled() -> None:
+        task = await parked(run(step, [recording(tmp_path)], fetch="step"))
+        await sleep(0.009)
+        assert await cancel_and_wait(task)
+
+    await played(clock, cancelled())
+    path = tmp_path / "timeline-2.json"
+    errors = {event["name"]: event["args"]["error"] for event in checked_events(path) if "error" in event.get("args", {})}
+    assert errors == {"step 2": "CancelledError()", "step": "CancelledError()"}
+    assert trace_tracks(path)["steps"] == [("step 2", 0, 9)]
+
+
+async def test_a_hook_that_is_left_running(clock: ManualClock, tmp_path: Path) -> None:
+    """A hook that ignores its cancellation has an open slice; its next call gets a second track of the same name."""
+    stubborn = Stubborn()
+    hooks: list[Any] = [recording(tmp_path, 2), Upload(before=1), ah.configure(stubborn, timeout=0.002, on_error="log")]
+
+    async def loop() -> None:
+        async with ah.AsyncMonitoredSession(double, hooks, stop_grace_period_secs=0.001) as session:
+            await make_runs(session, 3, "loss")
+            stubborn.released.set()
+            await ticks()
+
+    try:
+        await played(clock, loop())
+    finally:
+        stubborn.released.set()
+    events = checked_events(tmp_path / "timeline-2.json")
+    numbers = {event["tid"] for event in events if event["ph"] == "M" and event["args"].get("name") == "Stubborn"}
+    assert len(numbers) >= 2
+    assert {event["ph"] for event in events if event["tid"] in numbers} == {"M", "B"}
+
+
+async def test_nothing_is_observed_after_the_session(clock: ManualClock, tmp_path: Path) -> None:
+    """The hook takes itself out of the session's observers at its end, and can be used again."""
+    hook = recording(tmp_path)
+    for _ in range(2):
+        session = ah.AsyncMonitoredSession(train_step, [hook])
+
+        async def loop(session: ah.AsyncMonitoredSession = session) -> None:
+            async with session:
+                await make_runs(session, 3, "loss")
+
+        await played(clock, loop())
+        assert session.coord.observers == []
+        assert hook.captures == [str(tmp_path / "timeline-2.json")]
+        assert trace_tracks(tmp_path / "timeline-2.json")["steps"] == [("step 2", 0, 10)]
+
+
+# -- windows and limits
+
+
 async def test_by_steps(tmp_path: Path) -> None:
-    """There is a file for each boundary that is crossed, named by the step, from its run alone."""
-    hook = ProfilerHook(tmp_path / "new" / "profiles", every=ah.Every(steps=2))
-    await run([hook], 5)
-    assert files(tmp_path / "new" / "profiles") == ["profile-2.pstats", "profile-4.pstats"]
-    assert hook.captures == [str(tmp_path / "new" / "profiles" / f"profile-{step}.pstats") for step in (2, 4)]
-    assert [calls(path) for path in hook.captures] == [1, 1]
+    """There is a file for each boundary that is crossed, named by the step, with its run alone."""
+    hook = ah.ProfilerHook(tmp_path / "new" / "traces", every=ah.Every(steps=2))
+    before = time.time()
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        for step in range(1, 6):
+            await session.run("loss", {"batch": 1.0})
+            await until_true(lambda count=step // 2: len(hook.captures) == count)  # type: ignore[misc]
+    assert written(tmp_path / "new" / "traces") == ["timeline-2.json", "timeline-4.json"]
+    assert hook.captures == [str(tmp_path / "new" / "traces" / f"timeline-{step}.json") for step in (2, 4)]
+    content = json.loads((tmp_path / "new" / "traces" / "timeline-4.json").read_text(encoding="utf-8"))
+    steps = [event["name"] for event in content["traceEvents"] if event.get("cat") == "step"]
+    assert steps == ["step 4"]
+    assert before <= content["otherData"]["unix_time"] <= time.time()
 
 
-async def test_the_first_run_is_never_profiled(tmp_path: Path) -> None:
+async def test_the_first_run_is_never_recorded(tmp_path: Path) -> None:
     """The first run of a session does one-time work."""
-    await run([ProfilerHook(tmp_path, every=ah.Every(steps=1))], 3)
-    assert files(tmp_path) == ["profile-2.pstats", "profile-3.pstats"]
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=1))
+    await run(double, [hook], 1)
+    assert not written(tmp_path)
+    await run(double, [hook], 2)
+    assert written(tmp_path) == ["timeline-2.json"]
 
 
 async def test_by_time(tmp_path: Path) -> None:
-    """By time, the first run at or after the period is profiled."""
-    found: list[list[str]] = []
+    """By time, the first run at or after the period is recorded."""
+    counts: list[int] = []
     with ManualClock() as clock:
-        async with ah.AsyncMonitoredSession(profiled_graph(), [ProfilerHook(tmp_path, every=ah.Every(secs=2))]) as session:
-            for secs in (0, 1.9, 0.1, 1.9, 0.1):
+        hook = ah.ProfilerHook(tmp_path, every=ah.Every(secs=2))
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            for secs, count in ((0, 0), (1.9, 0), (0.1, 1), (1.9, 1), (0.1, 2)):
                 clock.advance(secs)
-                await session.run("work")
-                found.append(files(tmp_path))
-    assert [len(names) for names in found] == [0, 0, 1, 1, 2]
+                await session.run("loss", {"batch": 1.0})
+                await until_true(lambda count=count: len(hook.captures) == count)  # type: ignore[misc]
+                counts.append(len(written(tmp_path)))
+    assert counts == [0, 0, 1, 1, 2]
 
 
-async def test_window_steps(tmp_path: Path) -> None:
-    """A window covers `window_steps` runs, named by the first; no other begins while it is active."""
-    hook = ProfilerHook(tmp_path, every=ah.Every(steps=4), window_steps=6)
-    await run([hook], 20)
-    assert files(tmp_path) == ["profile-4.pstats", "profile-12.pstats", "profile-20.pstats"]
-    assert [calls(path) for path in hook.captures] == [6, 6, 1]  # the last one is shorter because of the end
+async def test_window_steps(clock: ManualClock, tmp_path: Path) -> None:
+    """A window covers `window_steps` runs; the end of the session completes the last one."""
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3), window_steps=2)
+    async with ah.AsyncMonitoredSession(train_step, [hook]) as session:
+        for step in range(1, 10):
+            await played(clock, session.run("loss"))
+            await until_true(lambda count=(step - 1) // 3: len(hook.captures) == count)  # type: ignore[misc]
+    assert written(tmp_path) == ["timeline-3.json", "timeline-6.json", "timeline-9.json"]
+    assert trace_tracks(tmp_path / "timeline-6.json")["steps"] == [("step 6", 0, 10), ("step 7", 10, 10)]
+    assert trace_tracks(tmp_path / "timeline-9.json")["steps"] == [("step 9", 0, 10)]
 
 
 async def test_max_captures(tmp_path: Path) -> None:
-    """A session profiles at most `max_captures` windows; the next session counts again."""
-    hook = ProfilerHook(tmp_path, every=ah.Every(steps=2), max_captures=2)
-    await run([hook], 12)
-    assert files(tmp_path) == ["profile-2.pstats", "profile-4.pstats"]
-    await run([hook], 3)
-    assert [Path(path).name for path in hook.captures] == ["profile-2.pstats"]
+    """A session records at most `max_captures` windows; the next session counts again."""
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), max_captures=1)
+    for _ in range(2):
+        await run(double, [hook], 12)
+        assert written(tmp_path) == ["timeline-2.json"]
+        assert hook.captures == [str(tmp_path / "timeline-2.json")]
 
 
 async def test_runs_that_do_not_advance_the_step(tmp_path: Path) -> None:
-    """A run that was expected to reach a step and did not leaves no profile."""
-    await run([ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
-    assert files(tmp_path) == []
-    assert not active()
+    """A run that was expected to reach a step and did not leaves no file."""
+    graph = ah.Graph()
+    graph.train_op(name="work")(lambda: 1)
+    graph.operation(name="look")(lambda: 1)
+    await run(graph, [ah.ProfilerHook(tmp_path, every=ah.Every(steps=1))], 5, "look")
+    assert not written(tmp_path)
 
 
-def active() -> bool:
-    """Return whether this thread is being profiled."""
-    if sys.version_info >= (3, 12):
-        return sys.monitoring.get_tool(sys.monitoring.PROFILER_ID) is not None
-    return sys.getprofile() is not None
+async def test_a_failed_run_in_a_window(tmp_path: Path) -> None:
+    """The window of a session that fails is written, with the error."""
+    hooks = [recording(tmp_path, 5), FaultInjectionHook({("after_run", 3): ZeroDivisionError()})]
+    with pytest.raises(ZeroDivisionError):
+        await run(double, hooks, 5)
+    steps = [event for event in checked_events(tmp_path / "timeline-2.json") if event.get("cat") == "step"]
+    assert [(event["name"], event.get("args", {}).get("error")) for event in steps] == [
+        ("step 2", None),
+        ("step 3", "ZeroDivisionError()"),
+    ]
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), asyncio.CancelledError()], ids=repr)
-async def test_it_stops_however_the_session_ends(tmp_path: Path, error: BaseException) -> None:
-    """A failure or a cancellation inside a window stops the profiling, without a file."""
+async def test_outside_of_windows_runs_are_not_observed(tmp_path: Path) -> None:
+    """Between windows no run has an observer, so its hooks and operations cost what they cost without the hook."""
+    counts: list[int] = []
 
-    async def fail() -> None:
-        assert active()
-        raise error
+    class Looks(ah.SessionRunHook):
+        async def before_run(self, run_context: ah.SessionRunContext) -> None:
+            from aiohooks._aio.contexts import current_run
 
-    hooks = [ProfilerHook(tmp_path, every=ah.Every(steps=2), window_steps=5), FaultInjectionHook({("after_run", 3): fail})]
-    with pytest.raises(ah.errors.HookCancelledError if isinstance(error, asyncio.CancelledError) else type(error)):
-        await run(hooks, 5)
-    assert not active()
-    assert files(tmp_path) == []
+            scope = current_run()
+            assert scope is not None
+            counts.append(len(scope.observers))
 
-
-async def test_a_recovery_drops_the_window(tmp_path: Path) -> None:
-    """A window that a recovery interrupted is not written; the next one is."""
-    hook = ProfilerHook(tmp_path, every=ah.Every(steps=3), window_steps=2)
-    await run([hook, FaultInjectionHook({("before_run", 4): ah.AbortedError("lost")})], 8)
-    assert files(tmp_path) == ["profile-6.pstats"]
-    assert calls(hook.captures[0]) == 2
+    await run(double, [ah.ProfilerHook(tmp_path, every=ah.Every(steps=4)), Looks()], 5)
+    assert counts == [0, 0, 0, 1, 0]
 
 
-async def test_two_hooks_take_turns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """While one hook profiles, another skips its window with a warning; the run continues."""
-    first = ProfilerHook(tmp_path / "a", every=ah.Every(steps=2), window_steps=2)
-    await run([first, ProfilerHook(tmp_path / "b", every=ah.Every(steps=3))], 9)
-    assert files(tmp_path / "a") == [f"profile-{step}.pstats" for step in (2, 4, 6, 8)]
-    assert files(tmp_path / "b") == []
-    assert "step 3 is not profiled: another profiler is active (ProfilerHook(" in caplog.text
+async def test_memory_is_bounded(clock: ManualClock, tmp_path: Path) -> None:
+    """Activities beyond `max_events` are counted in the file, and are not in it."""
+    await played(clock, run(train_step, [recording(tmp_path, 4, max_events=6)], 5))
+    path = tmp_path / "timeline-2.json"
+    events = [event for event in checked_events(path) if event["ph"] == "X"]
+    assert len(events) == 6
+    dropped = json.loads(path.read_text(encoding="utf-8"))["otherData"]["dropped"]
+    await played(clock, run(train_step, [recording(tmp_path, 4)], 5))
+    assert len([event for event in checked_events(path) if event["ph"] == "X"]) == 6 + dropped
 
 
-@pytest.mark.parametrize("backend", ["cprofile", "pyinstrument"])
-async def test_another_profiler_is_left_alone(tmp_path: Path, backend: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """If the user is profiling already, the hook logs a warning and that profile stays complete."""
-    theirs = cProfile.Profile()
-    theirs.enable()
-    try:
-        await run([ProfilerHook(tmp_path, every=ah.Every(steps=2), backend=backend)], 3)
-    finally:
-        theirs.disable()
-    theirs.dump_stats(tmp_path / "theirs0.pstats")
-    assert calls(tmp_path / "theirs0.pstats") == 3
-    assert files(tmp_path) == ["theirs0.pstats"]
-    assert "step 2 is not profiled: another profiler is active" in caplog.text
+async def test_a_resumed_run_counts_on(tmp_path: Path) -> None:
+    """`max_captures` counts over all resumed parts of a run."""
+    first = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), max_captures=1)
+    await run(double, [first], 3)
+    second = ah.ProfilerHook(tmp_path / "resumed", every=ah.Every(steps=2), max_captures=1)
+
+    class Restores(ah.SessionRunHook):
+        order = -2000
+
+        async def begin(self) -> None:
+            second.load_state_dict(first.state_dict())
+
+    await run(double, [second, Restores()], 5)
+    assert not (tmp_path / "resumed").exists()
 
 
-async def test_pyinstrument(tmp_path: Path) -> None:
-    """The pyinstrument backend writes a page, and leaves nothing running."""
-    hook = ProfilerHook(tmp_path, every=ah.Every(steps=2), backend="pyinstrument")
-    await run([hook], 3)
-    assert files(tmp_path) == ["profile-2.html"]
-    assert "<html" in (tmp_path / "profile-2.html").read_text()
-    assert not active()
+# -- the disk
 
 
-async def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error is the session's; the profiling has stopped, and no partial file is left."""
-    (tmp_path / "profile-2.pstats").mkdir()
-    with pytest.raises(OSError, match=r"profile-2\.pstats"):
-        await run([ProfilerHook(tmp_path, every=ah.Every(steps=2))], 3)
-    assert files(tmp_path) == ["profile-2.pstats"]
-    assert not active()
+def failing(times: int) -> Callable[[str, str], None]:
+    """Return a `rename` that fails so many times, as on a full disk."""
+    left = [times]
+
+    def replace(source: str, target: str) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.rename(source, target)
+
+    return replace
+
+
+async def test_a_full_disk_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A window that cannot be written is logged and counted, nothing of it is left, and the next one is written."""
+    monkeypatch.setattr(os, "replace", failing(1))
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=3))
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        await make_runs(session, 4, "loss")
+        await until_true(lambda: "No space left" in caplog.text)
+        await make_runs(session, 4, "loss")
+    assert written(tmp_path) == ["timeline-6.json"]
+    assert hook.captures == [str(tmp_path / "timeline-6.json")]
+    messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(messages) == 2
+    assert messages[0] == f"traces in {tmp_path} cannot be written; continuing without these records"
+    assert messages[1].endswith("1 records were lost to failed writes")
+
+
+async def test_a_full_disk_can_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `on_write_error="raise"` a failed write comes out of a later run, or at the end."""
+    monkeypatch.setattr(os, "replace", failing(2))
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(at=(2,)), window_steps=9, on_write_error="raise")
+    with pytest.raises(OSError, match="No space left"):
+        await run(double, [hook])
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2), on_write_error="raise")
+
+    async def endless() -> None:
+        async with ah.AsyncMonitoredSession(double, [hook]) as session:
+            while True:
+                await session.run("loss", {"batch": 1.0})
+                await asyncio.sleep(0)
+
+    with pytest.raises(OSError, match="No space left"):
+        await endless()
+
+
+async def test_a_slow_disk_delays_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a window is written, runs continue and no other window begins."""
+    held = threading.Event()
+
+    def slow(source: str, target: str) -> None:
+        held.wait()
+        os.rename(source, target)
+
+    monkeypatch.setattr(os, "replace", slow)
+    hook = ah.ProfilerHook(tmp_path, every=ah.Every(steps=2))
+    async with ah.AsyncMonitoredSession(double, [hook]) as session:
+        await make_runs(session, 7, "loss")
+        held.set()
+        await until_true(lambda: hook.captures)
+        await make_runs(session, 2, "loss")
+        await until_true(lambda: len(hook.captures) == 2)
+        await make_runs(session, 1, "loss")
+    assert [Path(path).name for path in hook.captures] == ["timeline-2.json", "timeline-8.json", "timeline-10.json"]

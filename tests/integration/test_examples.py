@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import pty
@@ -12,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,17 +107,17 @@ def test_what_an_example_prints(example: str) -> None:
 
 
 def test_the_timeline_shows_what_overlaps(tmp_path: Path) -> None:
-    """The example writes lanes that overlap."""
-    output_of("timeline.py", tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    busy = dict.fromkeys(names.values(), 0.0)
-    for event in events:
-        if event["ph"] == "X":
-            busy[names[event["tid"]]] += event["dur"]
-    assert {"feeds taken ahead", "train_step", "Upload", "Audit", "Metrics in the background", "checkpoint writes"} <= busy.keys()
-    steps = busy.pop("steps")
-    assert sum(busy.values()) > steps, "in turn it would have taken longer"
+    """The example writes a trace whose tracks overlap, and the script of the site draws it."""
+    written, *tracks = output_of("timeline.py", tmp_path).splitlines()
+    trace = tmp_path / "timeline-7.json"
+    assert written == f"wrote {trace}"
+    busy = {name: float(milliseconds) for name, milliseconds in (track.rsplit(maxsplit=2)[:2] for track in tracks)}
+    names = ("prefetched feeds", "train_step", "Upload", "Audit", "Metrics in the background", "checkpoint writes")
+    assert sum(busy[name] for name in names) > busy["steps"], "one after another it would have taken longer"
+    picture = tmp_path / "timeline.svg"
+    subprocess.run([sys.executable, ROOT / "docs" / "images" / "draw_timeline.py", trace, picture], check=True)
+    drawn = xml.etree.ElementTree.parse(picture).getroot()
+    assert {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")} >= {*names, "steps", "step 8"}
 
 
 REFUSED = [

@@ -48,7 +48,6 @@ EXTRAS: dict[str, str] = {
     "fsspec": "aiohooks.checkpoint._remote",
     "tensorboardX": "aiohooks.hooks._tensorboard",
     "rich": "aiohooks.hooks._rich",
-    "pyinstrument": "aiohooks.hooks._pyinstrument",
     "redis": "aiohooks.stores.redis.store",
     "nats": "aiohooks.stores.nats._connection",
     "ray": "aiohooks.stores.ray._cluster",

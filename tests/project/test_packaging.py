@@ -75,8 +75,7 @@ def test_an_extra_brings_all_others_but_the_large_ones() -> None:
     """`pip install 'aiohooks[all]'` is for users: nothing of gigabytes, and nothing that only a checkout needs."""
     (only,) = requirements_of_extra(SEVERAL)
     assert only.name == "aiohooks"
-    # pyinstrument has no wheel for Python 3.15.
-    assert only.extras == set(requirements()) - set(LARGE) - {CORE, "pyinstrument"}
+    assert only.extras == set(requirements()) - set(LARGE) - {CORE}
 
 
 def test_extras_are_for_users() -> None:

@@ -213,7 +213,7 @@ SIGNATURES: dict[str, str | None] = {
     "Operation": None,
     "hooks.PhaseTime": None,
     "Placeholder": None,
-    "ProfilerHook": "(output_dir, *, every=<Every>, window_steps=1, backend='cprofile', max_captures=None)",
+    "ProfilerHook": ("(output_dir, *, every=<Every>, window_steps=1, max_captures=None, max_events=20000, on_write_error='log')"),
     "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3, "
@@ -302,7 +302,6 @@ SIGNATURES: dict[str, str | None] = {
     "StopAtStepHook": "(*steps, num_steps=None, last_step=None)",
     "StopAtTimeHook": "(*, secs=None, deadline=None, margin_secs=0.0, keep_elapsed=False, name=None)",
     "SummarySaverHook": "(output_dir, values=None, *, every=<Every>, summary_fn=None, max_queue=1000, on_write_error='raise')",
-    "TimelineHook": ("(path=None, *, every=None, window_steps=100, max_captures=None, max_events=20000, on_write_error='log')"),
     "Variable": None,
     "version_gate.Ticket": None,
     "version_gate.Ticket.drop": "(self)",

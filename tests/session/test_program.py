@@ -200,7 +200,7 @@ def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Pa
                 TrackerHook(TensorBoardTracker(tmp_path / "events"), {"total": "total"}, every=ah.Every(steps=1)),
                 ah.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
                 *(ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)), ah.NanHook("total"), ah.WatchdogHook(HANG_SECS)),
-                *ah.HookTimingHook().watch([Publishes(), ah.TimelineHook()]),
+                *ah.HookTimingHook().watch([Publishes()]),
             ]
             creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store)
             policy = ah.SignalPolicy(pause=signal.SIGUSR1, resume=signal.SIGUSR2)

@@ -140,14 +140,6 @@ async def tensorboard() -> None:
 
 
 @program
-async def pyinstrument() -> None:
-    """A run is sampled."""
-    hook = ah.ProfilerHook(FOLDER / "profiles", every=ah.Every(steps=1), backend="pyinstrument")
-    await train(hook)
-    assert hook.captures
-
-
-@program
 async def fsspec() -> None:
     """A state is copied to another file system, and restored from there."""
     for name, restores in (("here", False), ("elsewhere", True)):

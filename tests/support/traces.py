@@ -17,7 +17,7 @@ from aiohooks.testing import ManualClock
 T = TypeVar("T")
 
 Times = list[tuple[str, int, int | None]]
-"""The bars of a lane: name, beginning and duration in milliseconds; None for one that had not ended."""
+"""The slices of a track: name, beginning and duration in milliseconds; None for one that had not ended."""
 
 
 async def played(clock: ManualClock, coro: Coroutine[Any, Any, T]) -> T:
@@ -54,17 +54,21 @@ class Slow(SessionRunHook):
             await sleep(self._end / 1000)
 
 
-def trace_lanes(path: Path) -> dict[str, Times]:
-    """Return the bars of each lane of a valid trace, in the order of the lanes; bars without a duration are left out."""
+def trace_tracks(path: Path) -> dict[str, Times]:
+    """Return the slices of each track of a valid trace, in the order of the tracks, without those of the profiler.
+
+    Slices without a duration are left out, and so are tracks that have no others.
+    """
     events = checked_events(path)
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    lanes: dict[str, Times] = {name: [] for name in names.values()}
+    tracks: dict[str, Times] = {name: [] for name in names.values()}
     for event in events:
+        began = round(event.get("ts", 0) / 1000)
         if event["ph"] == "X" and event["dur"] >= 500:
-            lanes[names[event["tid"]]].append((event["name"], round(event["ts"] / 1000), round(event["dur"] / 1000)))
+            tracks[names[event["tid"]]].append((event["name"], began, round(event["dur"] / 1000)))
         elif event["ph"] == "B":
-            lanes[names[event["tid"]]].append((event["name"], round(event["ts"] / 1000), None))
-    return {name: bars for name, bars in lanes.items() if bars}
+            tracks[names[event["tid"]]].append((event["name"], began, None))
+    return {name: slices for name, slices in tracks.items() if slices and name != "ProfilerHook"}
 
 
 def checked_events(path: Path) -> list[dict[str, Any]]:

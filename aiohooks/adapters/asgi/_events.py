@@ -87,7 +87,7 @@ def _seen(wanted: int, store: StepStore | None) -> dict[str, Any]:
 
 
 async def _until_stopped(session: AsyncMonitoredSession, wait: Awaitable[T]) -> T:
-    """Await something; a stop or a failed background task also ends the wait. It is no activity of the session in a timeline."""
+    """Await something; a stop or a failed background task also ends the wait. It is no activity of the session."""
     return await owner_of(session.coord).until(Wait("a client's wait"), wait)
 
 

@@ -11,15 +11,11 @@ from aiohooks._aio.clock import current_clock
 from aiohooks.adapters.asgi._access import safe_error, safe_text
 from aiohooks.adapters.asgi._lifespan import SessionRunner
 from aiohooks.hooks._observing import StepRate
-from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.session.status import SessionStatus
 
 _MAX_ROWS = 50
-_LAST_STEPS = 8
-_MAX_LANES = 24
-_MAX_BARS = 600
 
 
 State = Literal["starting", "running", "paused", "draining", "recovering", "stopping", "finished", "failed"]
@@ -63,19 +59,12 @@ class SessionReporter:
     """Makes the reports of one session."""
 
     def __init__(
-        self,
-        session: AsyncMonitoredSession,
-        runner: SessionRunner | None,
-        *,
-        title: str | None,
-        timing: HookTimingHook | None,
-        timeline: TimelineHook | None,
+        self, session: AsyncMonitoredSession, runner: SessionRunner | None, *, title: str | None, timing: HookTimingHook | None
     ) -> None:
         self.session = session
         self.runner = runner
         self._title = title or session.status().name or "session"
         self._timing = timing
-        self._timeline = timeline
         self._rate = StepRate() if runner is None else runner.rate
 
     def health(self) -> ServiceHealth:
@@ -118,7 +107,6 @@ class SessionReporter:
             "hook_calls": [hook._asdict() for hook in status.hooks[:_MAX_ROWS]],
             "effects": [kind._asdict() for kind in status.effects[:_MAX_ROWS]],
             "loop": None,
-            "timeline": None if self._timeline is None else _last_steps(self._timeline),
         }
         if status.steps is not None:
             steps = status.steps
@@ -158,18 +146,3 @@ def _safe(value: Any) -> Any:
 
 def _fields(thing: object, *names: str) -> dict[str, Any]:
     return {name: getattr(thing, name) for name in names}
-
-
-def _last_steps(timeline: TimelineHook) -> dict[str, Any]:
-    """Return the lanes of the last steps; a bar is its beginning and its length in seconds, its name, and whether it failed."""
-    lanes = timeline.lanes(_LAST_STEPS)
-    secs, left = lanes.end, _MAX_BARS
-    rows: list[dict[str, Any]] = []
-    for lane in lanes.without_idle().lanes[:_MAX_LANES]:
-        bars = [
-            (round(bar.began, 6), round(secs - bar.began if bar.secs is None else bar.secs, 6), bar.name, bar.error is not None)
-            for bar in (lane.bars[-left:] if left else ())
-        ]
-        left -= len(bars)
-        rows.append({"name": lane.name, "kind": lane.kind, "busy": lane.busy_secs(secs) / secs if secs else 0.0, "bars": bars})
-    return {"secs": secs, "lanes": rows}

@@ -29,7 +29,6 @@ from aiohooks.adapters.asgi._lifespan import Loop, SessionRunner, notify_on_sign
 from aiohooks.adapters.asgi._report import ServiceHealth as ServiceHealth
 from aiohooks.adapters.asgi._report import SessionReporter
 from aiohooks.errors import InvalidArgumentError, missing_extra
-from aiohooks.hooks.timeline import TimelineHook
 from aiohooks.hooks.timing import HookTimingHook
 from aiohooks.session.monitored import AsyncMonitoredSession
 from aiohooks.stores._protocol import MAX_STEP
@@ -87,7 +86,6 @@ class SessionService:
         run: Loop | None = None,
         *,
         timing: HookTimingHook | None = None,
-        timeline: TimelineHook | None = None,
         metrics: PrometheusHook | None = None,
         title: str | None = None,
         allowed_hosts: Iterable[str] = (),
@@ -107,7 +105,6 @@ class SessionService:
             session: the session to show.
             run: the loop of steps, a coroutine function that takes the session; when it returns the session is left.
             timing: the hook whose measurements of the other hooks the page shows.
-            timeline: the hook whose last steps the page shows as lanes; without `every`.
             metrics: the hook of the session whose registry `metrics` shows to Prometheus.
             title: the title of the page; by default the session's name.
             allowed_hosts: the host names of the service, besides `localhost` and addresses.
@@ -129,7 +126,6 @@ class SessionService:
         check_instance(session, AsyncMonitoredSession, "session")
         check_callable(run, "run", optional=True)
         check_instance(timing, HookTimingHook, "timing", optional=True)
-        check_instance(timeline, TimelineHook, "timeline", optional=True)
         if metrics is not None:
             from aiohooks.adapters.prometheus import PrometheusHook  # an extra of its own
 
@@ -143,7 +139,7 @@ class SessionService:
         self._access = AccessPolicy(allowed_hosts=allowed_hosts, token=token, allow_remote=allow_remote)
         self._session = session
         self._runner = None if run is None else SessionRunner(session, run, grace_secs, drain_secs)
-        self._reporter = SessionReporter(session, self._runner, title=title, timing=timing, timeline=timeline)
+        self._reporter = SessionReporter(session, self._runner, title=title, timing=timing)
         self._metrics = metrics
         self._stop_on_signals = stop_on_signals
         self._drain_secs = drain_secs

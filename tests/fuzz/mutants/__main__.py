@@ -36,17 +36,17 @@ TESTS = {
     "graph": (
         "tests/graph", "tests/session/test_monitored.py", "tests/session/test_monitored_arguments.py",
         "tests/session/test_run_lock.py", "tests/session/test_creators.py", "tests/session/test_creators_slow_stores.py",
-        "tests/session/test_creators_restore.py", "tests/session/test_feeds.py", "tests/hooks/test_timeline.py",
+        "tests/session/test_creators_restore.py", "tests/session/test_feeds.py", "tests/hooks/test_profiler.py",
     ),
     "dispatch": (
         "tests/dispatch", "tests/session/test_status.py", "tests/session/test_own_tasks.py", "tests/session/test_monitored.py",
-        "tests/aio/test_observers.py", "tests/hooks/test_timeline.py", "tests/hooks/test_effects.py",
+        "tests/aio/test_observers.py", "tests/hooks/test_profiler.py", "tests/hooks/test_effects.py",
     ),
     "_aio": ("tests/aio", "tests/dispatch", "tests/graph", "tests/session", "tests/adapters/test_opentelemetry.py"),
     "session": (
         "tests/session", "tests/tensorflow", "tests/graph/test_plan_fetches.py", "tests/dispatch/test_background.py",
         "tests/stores/test_publishers.py", "tests/hooks/test_version_gate_sessions.py", "tests/hooks/test_checkpoint_saver.py",
-        "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py", "tests/hooks/test_timeline.py",
+        "tests/checkpoint/test_mirror_session.py", "tests/adapters/test_opentelemetry.py", "tests/hooks/test_profiler.py",
     ),
     "checkpoint": (
         "tests/checkpoint", "tests/hooks/test_checkpoint_saver_torch.py", "tests/integration/test_checkpoint_programs.py",

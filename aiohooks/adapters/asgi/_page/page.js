@@ -55,44 +55,6 @@ function pairs(id, rows, grouped) {
   }));
 }
 
-function lane(one, starts, secs) {
-  const x = (at) => (secs > 0 ? 1000 * at / secs : 0);
-  const picture = svgElement("svg", { viewBox: "0 0 1000 20", preserveAspectRatio: "none", role: "img" });
-  const described = svgElement("title", {});
-  const failed = one.bars.filter((bar) => bar[3]).length;
-  described.textContent = `${one.name}: busy for ${Math.round(100 * one.busy)} % of the time, ${one.bars.length} `
-    + `activities${failed ? `, ${failed} failed` : ""}`;
-  picture.append(described);
-  for (const start of starts) picture.append(svgElement("line", { x1: x(start), x2: x(start), y1: 0, y2: 20 }));
-  for (const [began, length, name, bad] of one.bars) {
-    const rect = svgElement("rect", { x: x(began).toFixed(2), width: Math.max(x(length) - 1.5, 1.5).toFixed(2), y: 2, height: 16 });
-    if (bad) rect.classList.add("failed");
-    const text = svgElement("title", {});
-    text.textContent = `${name}: ${seconds(length)}`;
-    rect.append(text);
-    picture.append(rect);
-  }
-  const busy = muted("span");
-  busy.textContent = `${Math.round(100 * one.busy)} %`;
-  const row = element("li", null, element("span", one.name), picture, busy);
-  row.classList.add(one.kind);
-  return row;
-}
-
-function showLanes(timeline) {
-  byId("lanes-part").hidden = !timeline || !timeline.lanes.length;
-  if (!timeline) return;
-  const steps = timeline.lanes.find((one) => one.kind === "step");
-  const starts = steps ? steps.bars.map((bar) => bar[0]) : [];
-  const range = muted("div", element("span", "0"), element("span", seconds(timeline.secs)));
-  range.classList.add("range");
-  const axis = element("li", null, element("span", ""), range, element("span", ""));
-  axis.className = "axis";
-  byId("lanes").replaceChildren(...timeline.lanes.map((one) => lane(one, starts, timeline.secs)), axis);
-  byId("lanes-title").textContent = starts.length > 1
-    ? `Last steps: ${steps.bars[0][2]} to ${steps.bars[starts.length - 1][2]}` : "Last steps";
-}
-
 // The wait-for graph: a box for each node, what it waits for to the right of it. A click follows the waits from a box.
 let followed = null;
 function whyPicture(graph) {
@@ -194,7 +156,6 @@ function show(report) {
     ["waiting for a step", number(report.store ? report.store.waiting : 0)],
     ["recoveries", number(report.recoveries)],
   ], true);
-  showLanes(report.timeline);
   byId("doing-part").hidden = !report.doing.length;
   byId("doing").replaceChildren(...report.doing.map((text) => element("li", text)));
   byId("store-part").hidden = !report.store;
