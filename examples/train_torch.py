@@ -10,6 +10,7 @@ Usage: pip install '.[examples,torch]', then python examples/train_torch.py
 """
 
 import argparse
+import logging
 import random
 import sys
 from collections.abc import Iterator
@@ -141,7 +142,7 @@ async def main(options: argparse.Namespace) -> int | None:
     hooks: list[ah.SessionRunHook] = [
         ah.StopAtStepHook(last_step=options.steps),
         ah.NanHook("loss"),
-        ah.ProgressHook({"loss": "loss"}, total=options.steps, every=every),
+        ah.LoggingHook({"loss": "loss"}, every=every),
         evaluator,
         stopping,
     ]
@@ -195,6 +196,7 @@ def parse_options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         status: int | None = ah.run(main, parse_options())
     except ah.errors.CheckpointError as error:  # the directory is in use or damaged, or the disk is full: the message says it

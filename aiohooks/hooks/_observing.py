@@ -1,4 +1,4 @@
-"""Helpers of the hooks that observe a session: due runs, fetched values, the rate of steps, progress, a thread that writes."""
+"""Helpers of the hooks that observe a session: due runs, fetched values, the rate of steps, a thread that writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import IO, Any, Literal, TypeVar, cast
 
 from aiohooks._aio.cancel import to_thread
@@ -122,52 +121,6 @@ class StepRate:
             elapsed = now - seen[0][0]
             self._rate = (position.step - seen[0][1].step) / elapsed if elapsed > 0 else None
         return self._rate
-
-
-@dataclass(slots=True)
-class Progress:
-    """The state that is shown; written in the event loop, and read in the thread of a renderer."""
-
-    description: str
-    total: int | None
-    step: int
-    start_step: int
-    secs: float = 0.0
-    values: str = ""
-    ended: str | None = None
-
-    @property
-    def rate(self) -> float | None:
-        """Steps per second since the session started; None before the first step."""
-        steps = self.step - self.start_step
-        return steps / self.secs if steps > 0 and self.secs > 0 else None
-
-    def position(self) -> str:
-        """Return `500/1000`, or `500` without a total."""
-        return f"{self.step}" if self.total is None else f"{self.step}/{self.total}"
-
-    def speed(self) -> str:
-        """Return the rate and the remaining time, or how the run ended."""
-        parts = [] if self.rate is None else [f"{self.rate:.3g} steps/s"]
-        if self.ended is not None:
-            parts.append(self.ended)
-        elif self.rate is not None and self.total is not None and self.total > self.step:
-            parts.append(f"{duration((self.total - self.step) / self.rate)} left")
-        return ", ".join(parts)
-
-    def line(self) -> str:
-        """Return everything in one line."""
-        percent = f" ({100 * self.step // self.total}%)" if self.total else ""
-        parts = [f"step {self.position()}{percent}", self.speed(), self.values]
-        return f"{self.description}: " + ", ".join(part for part in parts if part)
-
-
-def duration(secs: float) -> str:
-    """Return seconds as hours, minutes and seconds: `0:01:30`; from one day on as `2d 3:00:00`."""
-    minutes, seconds = divmod(round(max(0.0, secs)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return (f"{days}d " if days else "") + f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 Values = Mapping[str, Any] | Iterable[Any]

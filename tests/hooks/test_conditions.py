@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,11 @@ async def notify(*_: object) -> None:
     await asyncio.sleep(0)
 
 
-def seldom_waiting(folder: Path, output: io.StringIO, made_of: Any = lambda cls: cls) -> list[ah.SessionRunHook]:
+def seldom_waiting(folder: Path, made_of: Any = lambda cls: cls) -> list[ah.SessionRunHook]:
     """Return one of each kind, which waits in its first run or at every tenth step."""
     return [
         made_of(ah.CheckpointSaverHook)(folder, every=TENTH, background=False, save_on_begin=False),
         made_of(EvaluatorHook)(evaluate, every=TENTH),
-        made_of(ah.ProgressHook)(every=TENTH, display="plain", file=output),
         made_of(ah.JSONLinesHook)(folder / "losses.jsonl", ["loss"]),
         made_of(ah.GlobalStepWaiterHook)(0),
         made_of(ah.VersionGateHook)(ah.MemoryStepStore(), max_lag=1000),
@@ -54,7 +52,7 @@ async def test_no_task_is_made_between_saves(tmp_path: Path, monkeypatch: pytest
             super().__init__(*args, **keywords)
 
     steps_with_tasks: list[int] = []
-    async with ah.AsyncMonitoredSession(counting_graph(), seldom_waiting(tmp_path, io.StringIO())) as session:
+    async with ah.AsyncMonitoredSession(counting_graph(), seldom_waiting(tmp_path)) as session:
         await session.run("train")
         monkeypatch.setattr(asyncio, "Task", CountedTask)
         monkeypatch.setattr(overlap, "make_task", CountedTask)
@@ -88,18 +86,18 @@ async def test_a_condition_changes_nothing_else(tmp_path: Path) -> None:
     """A hook that is called in every run, as another class overrides its methods, does the same as one that is asked."""
 
     async def outcome(name: str, made_of: Any) -> Any:
-        output, folder = io.StringIO(), tmp_path / name
+        folder = tmp_path / name
         folder.mkdir()
-        hooks: Any = seldom_waiting(folder, output, made_of)
+        hooks: Any = seldom_waiting(folder, made_of)
         with ManualClock():
             async with ah.AsyncMonitoredSession(counting_graph(), hooks) as session:
                 while not session.should_stop():
                     await session.run("train")
                     assert hooks[1].pending == ()
-        saver, evaluator, _, _, waiter, gate, *_ = hooks
+        saver, evaluator, _, waiter, gate, *_ = hooks
         records = without_time(folder / "losses.jsonl")
         attributes = saver.saved, evaluator.results, waiter.started_at, gate.ahead, gate.waits
-        return attributes, records, output.getvalue()
+        return attributes, records
 
     asked, called = await outcome("asked", lambda cls: cls), await outcome("called", called_always)
     assert asked == called

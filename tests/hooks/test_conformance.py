@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "NanHook": lambda _: ah.NanHook("loss"),
     "OpenTelemetryHook": lambda _: OpenTelemetryHook(),
     "ProfilerHook": lambda folder: ah.ProfilerHook(folder, every=EVERY_RUN),
-    "ProgressHook": lambda _: ah.ProgressHook(["loss"], display="plain"),
+    "ProgressHook": lambda _: ah.ProgressHook(["loss"], file=io.StringIO()),
     "PrometheusHook": lambda _: PrometheusHook(),
     "RecordingHook": lambda _: RecordingHook(fetches="loss", suspend=True),
     "StepCounterHook": lambda _: ah.StepCounterHook(EVERY_RUN),
@@ -96,7 +97,7 @@ def test_its_state_may_be_named(make: Callable[[str | None], Any]) -> None:
 
 
 PACKAGES: list[tuple[str, str, str, Callable[[], object]]] = [
-    ("rich", "_rich", "rich", lambda: ah.ProgressHook(display="rich")),
+    ("rich", "_rich", "rich", ah.ProgressHook),
     ("tensorboardX", "_tensorboard", "tensorboard", lambda: ah.SummarySaverHook("runs", ["loss"])),
 ]
 
@@ -110,4 +111,3 @@ def test_without_its_package_it_says_what_to_install(
     with pytest.raises(ImportError, match=rf"pip install 'aiohooks\[{extra}\]'"):
         make()
     ah.ProfilerHook("profiles")
-    ah.ProgressHook()

@@ -246,8 +246,6 @@ VALUES: list[Case] = [
     (ah.ProfilerHook, {"output_dir": None}, "output_dir is None", ""),
     (ah.ProgressHook, {"total": 0}, "total is 0", ""),
     (ah.ProgressHook, {"total": 1.5}, "total is 1.5", ""),
-    (ah.ProgressHook, {"every": 10}, "every is 10", ""),
-    (ah.ProgressHook, {"display": "html"}, "display is 'html'", ""),
     (ah.ProgressHook, {"description": None}, "description is None", ""),
     (ah.ProgressHook, {"values": "loss"}, "values is the str 'loss'", ""),
     *((ah.JSONLinesHook, {"path": "run", **options}, says, way_out) for options, says, way_out in RECORDS),

@@ -214,7 +214,7 @@ SIGNATURES: dict[str, str | None] = {
     "hooks.PhaseTime": None,
     "Placeholder": None,
     "ProfilerHook": ("(output_dir, *, every=<Every>, window_steps=1, max_captures=None, max_events=20000, on_write_error='log')"),
-    "ProgressHook": "(values=None, *, total=None, every=<Every>, description='run', display='auto', file=None)",
+    "ProgressHook": "(values=None, *, total=None, description='run', file=None)",
     "RecoveryPolicy": (
         "(on=(AbortedError, UnavailableError), *, max_attempts=10, backoff=<Backoff>, no_progress_limit=3, "
         "after_commit='repeat', restore='checkpoint', on_lost_feeds='log')"

@@ -128,7 +128,7 @@ async def tensorflow() -> None:
 async def rich() -> None:
     """A progress bar is drawn."""
     file = io.StringIO()
-    await train(ah.ProgressHook(["loss"], total=3, display="rich", file=file))
+    await train(ah.ProgressHook(["loss"], total=3, file=file))
     assert "3" in file.getvalue()
 
 
