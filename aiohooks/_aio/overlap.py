@@ -308,7 +308,7 @@ class Overlap(Waiting):
             if self._has_successors:
                 try:
                     self.succeeded(number)
-                except BaseException as error:  # nobody looks at this task, and the caller would wait indefinitely
+                except BaseException as error:  # nothing awaits this task, and the caller would wait indefinitely
                     self._record(number, error)
         if self._idle is not None and not self.left and not self._loop.is_closed():
             wake(self._idle)

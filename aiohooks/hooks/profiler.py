@@ -49,7 +49,7 @@ class ProfilerHook(ScheduledHook):
 
     The file shows when each part of the session was active: steps, feeds, operations, hooks and
     their background calls, checkpoint writes, waits that a stop ends, and recoveries. Each has a
-    track of its own; activities that overlap are on several tracks of the same name. An activity's
+    track of its own; concurrent activities are on several tracks of the same name. An activity's
     `held_us` is how long it blocked the event loop before it first waited. Perfetto
     (https://ui.perfetto.dev) and chrome://tracing open the files.
 
