@@ -3,7 +3,7 @@
 What needs a package or a program that is missing is left out, and the run ends with what that was.
 
 Options:
-    --quick: the fast tests and those slow ones that are marked `sample`, on asyncio alone.
+    --quick: a sample of the tests, on asyncio alone: see `sampled`. Failures are printed when they happen.
     --nothing-missing: what would be left out fails.
     --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
@@ -35,7 +35,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ collect_ignore_glob = [
     for folder, package in {"adapters/tensorflow": "tensorflow", "frameworks/families": "taskiq"}.items()
     if importlib.util.find_spec(package) is None
 ]
+QUICK_CASES = 4  # with --quick
+PROJECT = Path(__file__).parent / "project"  # tests of the repository: its pages, its style, its tools
 LEFT_OUT = "left out: "
 PASSED = "aiohooks/passed"
 
@@ -63,7 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of this file."""
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
     parser.addoption("--tasks", choices=("plain", "eager", "python"), default="plain", help="what create_task makes")
-    parser.addoption("--quick", action="store_true", help="only fast tests and a sample of the slow ones, on asyncio")
+    parser.addoption("--quick", action="store_true", help="only a sample of the tests, on asyncio")
     parser.addoption("--nothing-missing", action="store_true", help="fail where a package or a program is missing")
     parser.addoption("--not-passed-in", type=Path, metavar="FOLDER", help="leave out what passed in the last run there")
     parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
@@ -76,7 +78,52 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(pytest_plugin, "aiohooks")
     if config.getoption("--quick"):
         config.option.loop = "asyncio"
+        if config.option.durations is None:
+            config.option.durations = 10
+            config.option.durations_min = 1.0
     config.option.loadscopereorder = False  # pytest-xdist would begin with the files that have the most tests
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Print failures when they happen, if this process prints, which no worker of xdist does."""
+    reporter = session.config.pluginmanager.getplugin("terminalreporter")
+    if session.config.getoption("--quick") and reporter is not None:
+        session.config.pluginmanager.register(ImmediateFailures(reporter))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the tests of the repository with --quick."""
+    return True if collection_path == PROJECT and config.getoption("--quick") else None
+
+
+class ImmediateFailures:
+    """Prints each failure when it happens, so that a run that is killed has shown it; the end of the run lists the names."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._print_failure(report)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._print_failure(report)
+
+    def _print_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not report.failed:
+            return
+        self._reporter.write_line("")
+        self._reporter.section(f"FAILED {report.nodeid}", "_")
+        self._reporter.write_line(report.longreprtext)
+        for title, text in report.sections:
+            self._reporter.section(title, "-")
+            self._reporter.write_line(text)
+        self._reporter.flush()
+
+    def pytest_sessionfinish(self) -> None:
+        """Let pytest not print the failures again."""
+        self._reporter.config.option.tbstyle = "no"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -143,6 +190,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"give ids to the parameters of {unstable[0]}: an address differs between the workers of xdist")
     passed = passed_in(config.getoption("--not-passed-in"))
     chosen = [item for item in items if is_chosen(item) and not {item.nodeid, without_loop(item.nodeid)} & passed]
+    if config.getoption("--quick"):
+        sample = sampled(chosen)
+        chosen = [item for item in chosen if item in sample]
     config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
     items[:] = chosen
     items.sort(key=lambda item: "integration" not in item.path.parts)
@@ -193,7 +243,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             left_out[f"{what.partition(LEFT_OUT)[2]}, {kind}"] += 1
     lines = [f"{what}: {count}" for what, count in sorted(left_out.items())]
     if terminalreporter.config.getoption("--quick"):
-        lines.append("--quick: no slow tests but one of each kind, and nothing on uvloop")
+        lines.append(f"--quick: all but {QUICK_CASES} cases of each test, most slow tests, tests/project and uvloop")
     if (folder := terminalreporter.config.getoption("--not-passed-in")) is not None:
         lines.append(f"--not-passed-in: {len(passed_in(folder)):,} tests had passed before")
     if lines:
@@ -227,8 +277,23 @@ def is_chosen(item: pytest.Item) -> bool:
         return False
     if item.get_closest_marker("plain_tasks") and item.config.getoption("--tasks") != "plain":
         return False
-    is_slow = item.get_closest_marker("slow") and not item.get_closest_marker("sample")
-    return not (is_slow and item.config.getoption("--quick"))
+    return True
+
+
+def sampled(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """Return the sample of --quick: a few cases of each fast test, and one of each slow test that is marked `sample`.
+
+    They are chosen at random, the same in each run.
+    """
+    tests = collections.defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if not item.get_closest_marker("slow") or item.get_closest_marker("sample"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    chosen = set[pytest.Item]()
+    for name, cases in tests.items():
+        count = 1 if cases[0].get_closest_marker("slow") else QUICK_CASES
+        chosen.update(random.Random(name).sample(cases, min(count, len(cases))))
+    return chosen
 
 
 @pytest.fixture

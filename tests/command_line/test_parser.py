@@ -23,6 +23,7 @@ async def saved(directory: Path, runs: int) -> None:
     await run_session(ah.AsyncMonitoredSession(creator, [ah.CheckpointSaverHook()]), runs, "train")
 
 
+@pytest.mark.sample
 async def test_checkpoints_are_listed_and_explained(tmp_path: Path) -> None:
     """It lists all, says what is wrong with a damaged one, and which one a restore would take; it changes nothing."""
     await saved(tmp_path, 3)
@@ -53,6 +54,7 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
 COMMANDS = ("run", "checkpoints", "steps", "why")
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_help_that_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Its help has an example that begins with the program's own name, and all of its exit codes."""
@@ -117,6 +119,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_is_refused(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The message has the value and what to give instead, never a password; nothing was started, and the exit code is 2."""

@@ -136,6 +136,7 @@ def has_ended(pid: int) -> bool:
     return False
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_stops_the_tasks(jobs: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int) -> None:
     """Each session finishes its step and ends; the exit code is the signal's, and no process and no directory is left."""

@@ -19,6 +19,7 @@ from tests.support.waiting import parked_wait
 pytestmark = [pytest.mark.slow]
 
 
+@pytest.mark.sample
 async def test_a_run_is_shown(tmp_path: Path) -> None:
     """Step, epoch, chief, publishers, waiting processes, and how the last one left: as text, and as JSON."""
     url = f"local://{tmp_path}"

@@ -317,6 +317,7 @@ async def launched(tmp_path: Path) -> AsyncIterator[tuple[Popen[bytes], list[int
                     os.killpg(launcher.pid, signal.SIGKILL)
 
 
+@pytest.mark.sample
 @marked
 @needs_pidfd
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGKILL of one that has forked", "SIGTERM"])

@@ -1,6 +1,6 @@
 """The server of `tests.fuzz.service_stop`: a service whose session is held in one phase of its life.
 
-    python -m tests.fuzz._stopped_service SERVER PHASE LISTENER_FD
+    python -m tests.fuzz._stopped_service SERVER PHASE LISTENER_FD GRACE_SECS
 
 `GET /go` lets the session enter the phase, and "held" is printed once it is there; most phases end after a byte on the standard
 input. Every phase has the reason that clients which wait for a step must get.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import os
 import socket
 import sys
@@ -33,10 +34,9 @@ from aiohooks.checkpoint import Saver
 from tests.support.hooks import EveryPhaseHook
 
 SERVERS = ("uvicorn", "hypercorn")
-GRACE_SECS = 2.0
-SERVER_SECS = 10
-"""How long a server waits for its clients."""
-LIMIT_SECS = SERVER_SECS + 2 * GRACE_SECS
+SERVER_GRACES = 5
+"""How long a server waits for its clients, in grace periods of the session."""
+LIMIT_GRACES = SERVER_GRACES + 2
 """How long the end of the process may take, from the signal on: see "Ending" in docs/guides/services.md."""
 BACKLOG = 4096
 
@@ -316,10 +316,10 @@ PHASES: dict[str, Phase] = {
 # The server.
 
 
-def make_app(phase: Phase, hold: Hold, directory: str) -> Starlette:
+def make_app(phase: Phase, hold: Hold, directory: str, grace_secs: float) -> Starlette:
     """Make the application around the service of a session."""
     session, loop = phase.make(hold, directory)
-    service = SessionService(session, loop, grace_secs=GRACE_SECS, max_streams=BACKLOG)
+    service = SessionService(session, loop, grace_secs=grace_secs, max_streams=BACKLOG)
 
     async def go(request: Request) -> JSONResponse:
         hold.enter()
@@ -338,27 +338,30 @@ def make_app(phase: Phase, hold: Hold, directory: str) -> Starlette:
     return Starlette(routes=routes, lifespan=service.lifespan)
 
 
-def serve(server: str, app: Starlette, listener: socket.socket) -> None:
+def serve(server: str, app: Starlette, listener: socket.socket, grace_secs: float) -> None:
     """Run a server until its end."""
+    server_secs = math.ceil(SERVER_GRACES * grace_secs)
     if server == "uvicorn":
         options: dict[str, Any] = {"log_level": "error", "access_log": False, "backlog": BACKLOG}
-        uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=SERVER_SECS, **options)).run([listener])
+        uvicorn.Server(uvicorn.Config(app, timeout_graceful_shutdown=server_secs, **options)).run([listener])
     else:
         config = hypercorn.Config()
         config.bind = [f"fd://{listener.detach()}"]
         config.backlog = BACKLOG
-        config.graceful_timeout = SERVER_SECS
+        config.graceful_timeout = server_secs
         config.loglevel = "ERROR"
         asyncio.run(hypercorn.asyncio.serve(cast("Any", app), config))
 
 
 def main() -> None:
     """Serve until a signal."""
-    server, name, fd = sys.argv[1:]
+    server, name, fd, secs = sys.argv[1:]
+    grace_secs = float(secs)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         asyncio.run(save(directory))
-        serve(server, make_app(PHASES[name], Hold(), directory), socket.socket(fileno=int(fd)))
+        app = make_app(PHASES[name], Hold(), directory, grace_secs)
+        serve(server, app, socket.socket(fileno=int(fd)), grace_secs)
 
 
 if __name__ == "__main__":

@@ -29,12 +29,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fuzz._stopped_service import BACKLOG, FAILED, LIMIT_SECS, PHASES, SERVERS
+from tests.fuzz._stopped_service import BACKLOG, FAILED, LIMIT_GRACES, PHASES, SERVERS
 from tests.support import processes
 from tests.support.waiting import HANG_SECS
 
 STEP = 10**9
 """A step that is not reached."""
+GRACE_SECS = 2.0
+"""The session's grace period; what limits the end of a service is a multiple of it."""
 CLIENTS_PER_STREAM = 20
 
 
@@ -122,11 +124,12 @@ def ends_with_reason(stream: bytes | BaseException, reason: str) -> bool:
     return reason.endswith(f": {end['failure' if reason == FAILED else 'stop_reason']}")
 
 
-async def stop_service(server: str, phase: str, count: int, *, memory: bool = False) -> Stop:
+async def stop_service(server: str, phase: str, count: int, grace_secs: float, *, memory: bool = False) -> Stop:
     """Start a service, bring it into a phase while its clients wait, and stop it; with `memory`, measure what they cost."""
+    limit_secs = LIMIT_GRACES * grace_secs
     streams = math.ceil(count / CLIENTS_PER_STREAM)
     with socket.create_server(("127.0.0.1", 0), backlog=BACKLOG) as listener:
-        command = [sys.executable, "-m", "tests.fuzz._stopped_service", server, phase, str(listener.fileno())]
+        command = [sys.executable, "-m", "tests.fuzz._stopped_service", server, phase, str(listener.fileno()), str(grace_secs)]
         env = {**os.environ, **({"PYTHONTRACEMALLOC": "1"} if memory else {})}
         process = processes.start(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], env=env)
         port: int = listener.getsockname()[1]
@@ -161,8 +164,8 @@ async def stop_service(server: str, phase: str, count: int, *, memory: bool = Fa
     status = -signal.SIGTERM if server == "uvicorn" else 0  # uvicorn raises the signal again at its end
     if process.returncode != status:
         violations.append(f"the process ended with {process.returncode}")
-    if ended - sent > LIMIT_SECS:
-        violations.append(f"it ended {ended - sent:.1f} s after the signal, and the limit is {LIMIT_SECS} s")
+    if ended - sent > limit_secs:
+        violations.append(f"it ended {ended - sent:.1f} s after the signal, and the limit is {limit_secs:g} s")
     if violations or "never retrieved" in errors or "Exception ignored" in errors:
         violations.append(f"its log: {errors[-2000:]!r}")
     return Stop(answered - sent, ended - sent, (now[2] - before[2]) / count, violations)
@@ -189,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), metavar="PHASE", help="default: all")
     parser.add_argument("--memory", action="store_true", help="measure the memory of a client, which takes longer")
     options = parser.parse_args(arguments)
-    print(f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit {LIMIT_SECS:g} s")
+    print(f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit {LIMIT_GRACES * GRACE_SECS:g} s")
     print(f"{'phase':28}{'last reply':>12}{'end':>10}{'violations':>12}")
     failed = 0
     for phase in options.phases:
         with many_files():
-            stop = asyncio.run(stop_service(options.server, phase, options.clients, memory=options.memory))
+            stop = asyncio.run(stop_service(options.server, phase, options.clients, GRACE_SECS, memory=options.memory))
         print(f"{phase:28}{stop.reply_secs:10.2f} s{stop.end_secs:8.2f} s{len(stop.violations):12}", flush=True)
         if options.memory:
             print(f"    {stop.client_bytes / 1024:.1f} KiB for each client")

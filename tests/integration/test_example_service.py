@@ -136,6 +136,7 @@ def saved_step(directory: Path) -> int | None:
     return None if found is None else found.checkpoint.step
 
 
+@pytest.mark.sample
 def test_it_trains_and_serves(tmp_path: Path) -> None:
     """Rows make steps, waits for steps are answered, and predictions are served; a restart continues at the same step."""
     with example(tmp_path) as service:

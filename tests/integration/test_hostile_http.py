@@ -16,6 +16,7 @@ from tests.fuzz.hostile_http import MAKERS, requests
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.sample
 def test_hostile_requests_do_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
     """No reply is a server error or contains a secret, no client leaves anything behind, and the session is not disturbed."""
     assert hostile_http.main(["--requests", "390", "--seed", "7"]) == 0, capsys.readouterr().out

@@ -174,6 +174,7 @@ async def test_a_message_of_others(server: Server, what: str, name: str, caplog:
         far.cancel()
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 async def test_the_leader_of_three_servers_is_killed(tmp_path: Path) -> None:
     """No acknowledged step is lost, each counts once, waiters are woken; the dead server comes back."""

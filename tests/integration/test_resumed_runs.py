@@ -53,11 +53,13 @@ def forget_seconds(self: EarlyStoppingHook, state: Any, load: Any = EarlyStoppin
 BUGS["patience in seconds begins again"] = (EarlyStoppingHook, "load_state_dict", forget_seconds)
 
 
-def test_a_run_that_is_cut_ends_as_a_whole_one(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_run_that_is_cut_ends_as_a_whole_one(count: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Wherever a run is stopped, killed or fails: resumed, it has the records, stop, weights and checkpoints of a whole one."""
-    assert main(["--count", "60", "--seed", "7"]) == 0, capsys.readouterr().out
+    assert main(["--count", str(count), "--seed", "7"]) == 0, capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS.values(), ids=list(BUGS))
 def test_an_injected_bug_is_found(bug: tuple[Any, str, Any]) -> None:
     """The program notices what a hook forgets."""

@@ -11,6 +11,7 @@ import pytest
 
 from tests.fuzz import service_stop
 from tests.fuzz._stopped_service import EARLIER, FAILED, PHASES, SERVERS, SIGTERM
+from tests.support.waiting import HANG_SECS
 
 REPLY = b'HTTP/1.1 %d ?\r\nserver: one\r\n\r\n{"error":"stopped","message":"%s"}'
 STREAM = b'...event: end\ndata: {"stop_reason":"the server received SIGTERM","failure":null}\n\n\r\n0\r\n\r\n'
@@ -21,10 +22,18 @@ STREAM = b'...event: end\ndata: {"stop_reason":"the server received SIGTERM","fa
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("phase", ["waiting for the chief", "saving"])
 def test_all_clients_get_the_reason(server: str, phase: str) -> None:
-    """Clients that wait for a step and those that follow the events get the reason, and the server ends in time."""
-    stop = asyncio.run(service_stop.stop_service(server, phase, 50, memory=phase == "saving"))
+    """Clients that wait for a step and those that follow the events get the reason, and the server waits for no limit."""
+    stop = asyncio.run(service_stop.stop_service(server, phase, 50, HANG_SECS))
     assert stop.violations == []
-    assert (1 < stop.client_bytes / 1024 < 200) is (phase == "saving")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("server", SERVERS)
+def test_what_a_client_costs(server: str) -> None:
+    """A client that waits costs less than 200 KiB of memory."""
+    stop = asyncio.run(service_stop.stop_service(server, "saving", 50, HANG_SECS, memory=True))
+    assert stop.violations == []
+    assert 1 < stop.client_bytes / 1024 < 200
 
 
 @pytest.mark.parametrize(
@@ -53,7 +62,7 @@ def test_an_answer_without_the_reason_is_found(answer: bytes | Exception, reason
 def test_command_fails_on_a_violation(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The command prints a line for each phase, and fails if a client got no reason."""
 
-    async def stop(server: str, phase: str, clients: int, *, memory: bool) -> service_stop.Stop:
+    async def stop(server: str, phase: str, clients: int, grace_secs: float, *, memory: bool) -> service_stop.Stop:
         return service_stop.Stop(0.1, 0.2, 0.0, [] if phase == "saving" else ["a wait for a step: b''"])
 
     monkeypatch.setattr(service_stop, "stop_service", stop)

@@ -129,6 +129,7 @@ CASES: list[tuple[str, object, list[signal.Signals], tuple[int, str]]] = [
 
 
 # Processes are slow: each case runs on one loop, in turn.
+@pytest.mark.sample
 @pytest.mark.parametrize(
     ("run", "result", "numbers", "wanted", "loop"), [(*case, LOOPS[place % len(LOOPS)]) for place, case in enumerate(CASES)]
 )

@@ -13,7 +13,6 @@ from tests.fuzz.signals.processes import send_to_processes
 pytestmark = [pytest.mark.slow, pytest.mark.every_python]
 
 
-@pytest.mark.sample
 def test_signals_to_processes() -> None:
     """One to three signals to processes, some of them in a chosen phase and some at a random moment."""
     found = send_to_processes(count=10, loop=installed_loops()[-1])
@@ -21,6 +20,7 @@ def test_signals_to_processes() -> None:
     assert (len(found.phases), found.phases["random moment"]) == (6, 5)
 
 
+@pytest.mark.sample
 def test_the_command_counts_its_signals(capsys: pytest.CaptureFixture[str]) -> None:
     """The command prints the number of signals on each loop."""
     assert main(["--processes", "1", "--loop", "asyncio"]) == 0

@@ -73,6 +73,7 @@ async def flush_all(server: Server) -> None:
     await execute(server, "FLUSHALL")
 
 
+@pytest.mark.sample
 @pytest.mark.slow
 @pytest.mark.parametrize("lose", [restart_without_data, flush_all])
 @pytest.mark.parametrize("check", step_store_checks(lose_data=True))

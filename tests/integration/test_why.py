@@ -78,6 +78,7 @@ HANGS = {
 }
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", HANGS)
 def test_a_hang_is_named_with_its_line_and_since_when(name: str, hang: Hang, ask: Ask, tmp_path: Path) -> None:
     """The command names what hangs, where, for how long, and what it waits for, by the id of the process."""

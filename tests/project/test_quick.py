@@ -1,0 +1,73 @@
+"""`--quick`, with which README runs the tests: which of them it runs, and how it shows what fails and what takes long."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.source import ROOT
+
+pytest_plugins = ["pytester"]
+
+OPTIONS = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function", "--quick")
+MARKERS = ("-o", "markers=slow\nsample")
+
+
+def test_a_few_cases_of_each_test_are_run(pytester: pytest.Pytester) -> None:
+    """Of a fast test at most four cases are run, of a slow sample one, of any other slow test none; each time the same."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        cases = pytest.mark.parametrize("number", range(20))
+
+        @cases
+        def test_fast(number): pass
+
+        def test_without_cases(): pass
+
+        @pytest.mark.slow
+        @pytest.mark.sample
+        @cases
+        def test_sample(number): pass
+
+        @pytest.mark.slow
+        def test_slow(): pass
+        """
+    )
+    shown = [pytester.runpytest(*OPTIONS, *MARKERS, "--collect-only", "-q").outlines for _ in range(2)]
+    first, second = ([line for line in lines if "::" in line] for lines in shown)
+    assert first == second
+    assert [line.partition("::")[2].partition("[")[0] for line in first] == [*["test_fast"] * 4, "test_without_cases", "test_sample"]
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["one process", "xdist"])
+def test_a_failure_is_printed_when_it_happens(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+) -> None:
+    """Its name, traceback and output are there before the next test, which may kill the run; the end has the name alone."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    pytester.makepyfile(
+        test_fails="def test_fails():\n    print('a line of output')\n    assert 1 == 2\n",
+        test_kills="import os\ndef test_kills():\n    os._exit(3)\n",
+    )
+    killed = pytester.runpytest_subprocess(*OPTIONS, "test_fails.py", "test_kills.py")
+    shown = ["*FAILED test_fails.py::test_fails*", "*> * assert 1 == 2", "a line of output"]
+    killed.stdout.fnmatch_lines(shown)
+    whole = pytester.runpytest_subprocess(*OPTIONS, *workers, "test_fails.py")
+    whole.stdout.fnmatch_lines([*shown, "*short test summary info*", "FAILED test_fails.py::test_fails*"])
+    assert str(whole.stdout).count("Captured stdout call") == 1
+
+
+def test_an_error_of_a_file_is_printed(pytester: pytest.Pytester) -> None:
+    """A file that cannot be imported is shown with its traceback, once."""
+    pytester.makepyfile("raise ValueError('out of paper')")
+    result = pytester.runpytest(*OPTIONS)
+    result.assert_outcomes(errors=1)
+    assert str(result.stdout).count("E   ValueError: out of paper") == 1
+
+
+def test_the_slowest_tests_are_listed(pytester: pytest.Pytester) -> None:
+    """The run ends with the tests that took longer than a second, unless other options are given."""
+    pytester.makepyfile("def test_passes(): pass")
+    pytester.runpytest(*OPTIONS).stdout.fnmatch_lines(["*slowest 10 durations*"])
+    pytester.runpytest(*OPTIONS, "--durations=3").stdout.fnmatch_lines(["*slowest 3 durations*"])
