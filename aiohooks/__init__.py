@@ -22,7 +22,7 @@ The packages, each of which imports only from those above it:
     _why            why something waits: the wait-for graph
     _aio            clock, tasks and contexts of calls: what asyncio lacks
     dispatch        registering hooks, and calling several as one
-    stores          step stores: memory, local files, Redis, NATS, Ray
+    stores          step stores: memory, local files, Redis, Ray
     version_gate    bounded staleness: work is admitted a few versions ahead
     checkpoint      the saver, its policies and the format on disk
     graph           graphs, fetches, variables, the raw session

@@ -170,7 +170,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     add("directory", help="the directory, or the URL of a mirror; it is only read, and a session may be writing to it")
 
     add = _add_command(commands, "steps", _imported("_command_line.steps", "print_run"), _STEPS)
-    add("url", metavar="URL", help="of the step store: local:///directory, redis://, nats://, ray://namespace")
+    add("url", metavar="URL", help="of the step store: local:///directory, redis://, ray://namespace")
     _add_run_options(add)
 
     add = _add_command(commands, "why", _imported("_command_line.why", "print_why"), _WHY)

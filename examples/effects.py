@@ -2,13 +2,12 @@
 
 Usage: python examples/effects.py RECEIVER FOLDER [URL] [--steps 20] [--pause 0.05]
 
-RECEIVER is one of these; webhook needs httpx, redis and nats need the extra of that name. Kill the program at any moment,
+RECEIVER is one of these; webhook needs httpx, redis the extra of that name. Kill the program at any moment,
 start it again, and look what the receiver has:
     database   a row for each step, in an SQLite file in FOLDER: exactly once, as the key of the effect is the table's
     webhook    a POST to URL for each step, with the header Idempotency-Key: at least once, with the same key
     weights    steps published in the step store of URL, such as local:///tmp/versions, only when their checkpoint is durable
     redis      entries of the stream "batches" at URL, each acknowledged when the step that used it is in a checkpoint
-    nats       messages of the stream "batches" of JetStream at URL, likewise
 """
 
 import argparse
@@ -33,12 +32,9 @@ class Batches:
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for number, batch in self.read():
-            if not self.is_used(number):  # else a step that is kept has used it, and its acknowledgement is on its way
+            if number > self.position:  # else a step that is kept has used it, and its acknowledgement is on its way
+                self.position = number
                 yield batch
-
-    def is_used(self, number: int) -> bool:
-        used, self.position = number <= self.position, max(number, self.position)
-        return used
 
     async def read(self) -> AsyncIterator[tuple[int, Any]]:
         number = self.position
@@ -124,53 +120,7 @@ async def redis(folder: Path, url: str) -> Receiver:
         yield acknowledge, Entries()
 
 
-@contextlib.asynccontextmanager
-async def nats(folder: Path, url: str) -> Receiver:
-    """Read a stream of JetStream by a durable consumer, and acknowledge what is in a checkpoint."""
-    import nats as client_of_nats
-    from nats.errors import TimeoutError as NothingToRead
-    from nats.js.api import ConsumerConfig
-
-    class Messages(Batches):
-        def __init__(self) -> None:
-            super().__init__()
-            self.beyond: set[int] = set()  # used behind `position`: what is delivered again comes in another order
-
-        def is_used(self, number: int) -> bool:
-            used = number <= self.position or number in self.beyond
-            self.beyond.add(number)
-            while self.position + 1 in self.beyond:
-                self.position += 1
-            self.beyond = {one for one in self.beyond if one > self.position}
-            return used
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"position": self.position, "beyond": sorted(self.beyond)}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.position, self.beyond = state["position"], {*state["beyond"]}
-
-        async def read(self) -> AsyncIterator[tuple[int, Any]]:
-            config = ConsumerConfig(ack_wait=2)
-            consumer = await client.jetstream().pull_subscribe("batches", durable="trainers", config=config)
-            while True:
-                with contextlib.suppress(NothingToRead):
-                    for message in await consumer.fetch(10, timeout=1):
-                        yield message.metadata.sequence.stream, message.reply
-
-    client = await client_of_nats.connect(url)
-    try:
-
-        async def acknowledge(effect: ah.Effect) -> None:
-            await client.publish(effect.payload, b"+ACK")
-            await client.flush()
-
-        yield acknowledge, Messages()
-    finally:
-        await client.close()
-
-
-RECEIVERS = {"database": database, "webhook": webhook, "weights": weights, "redis": redis, "nats": nats}
+RECEIVERS = {"database": database, "webhook": webhook, "weights": weights, "redis": redis}
 
 
 async def main(receiver: str, folder: Path, url: str, steps: int, pause: float) -> None:

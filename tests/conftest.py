@@ -275,9 +275,7 @@ def is_chosen(item: pytest.Item) -> bool:
     own_loop = item.callspec.params.get("loop") if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
     if isinstance(own_loop, str) and own_loop not in loop_factories(item.config.getoption("--loop")):
         return False
-    if item.get_closest_marker("plain_tasks") and item.config.getoption("--tasks") != "plain":
-        return False
-    return True
+    return not item.get_closest_marker("plain_tasks") or item.config.getoption("--tasks") == "plain"
 
 
 def sampled(items: Iterable[pytest.Item]) -> set[pytest.Item]:

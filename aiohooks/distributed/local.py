@@ -114,7 +114,7 @@ async def run_processes(
     if not hasattr(os, "killpg"):
         raise UnsupportedSystemError(
             "run_processes needs groups of processes as Unix has them, which this system has not; use run_tasks, or start the "
-            "processes yourself, with a store that all of them reach (redis:// or nats://)"
+            "processes yourself, with a store that all of them reach (redis://)"
         )
     spec = make_spec(
         *(main, args, num_workers, run, checkpoint_dir),

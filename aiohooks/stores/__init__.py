@@ -11,7 +11,6 @@
     shared          SharedStepStore: a store of several processes, over an engine
     local/          LocalStepStore, for the processes of one machine: files
     redis/          RedisStepStore: Redis or Valkey
-    nats/           NatsStepStore: NATS with JetStream
     ray/            RayStepStore: an actor on a Ray cluster
     open            open_step_store, by URL
 

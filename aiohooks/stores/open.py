@@ -21,8 +21,6 @@ _ENGINES = {
     "redis": ("aiohooks.stores.redis", "RedisStepStore"),
     "rediss": ("aiohooks.stores.redis", "RedisStepStore"),
     "unix": ("aiohooks.stores.redis", "RedisStepStore"),
-    "nats": ("aiohooks.stores.nats", "NatsStepStore"),
-    "tls": ("aiohooks.stores.nats", "NatsStepStore"),
     "ray": ("aiohooks.stores.ray", "RayStepStore"),
 }
 
@@ -31,8 +29,8 @@ def open_step_store(url: str | None = None, *, run: str | None = None, **options
     """Return the step store that a URL names; it connects when it is first used, or by `async with`.
 
     `memory://` is a new one for the tasks of one process, `local:///directory` is for the processes of one machine; for several
-    machines there are `redis://host:6379` (`rediss://` with TLS, `unix:///socket`), `nats://host:4222` (`tls://` with TLS) and
-    `ray://namespace/run`. The packages for these are installed by `pip install 'aiohooks[redis]'`, `[nats]` and `[ray]`.
+    machines there are `redis://host:6379` (`rediss://` with TLS, `unix:///socket`) and `ray://namespace/run`. The packages for
+    these are installed by `pip install 'aiohooks[redis]'` and `[ray]`.
 
     Args:
         url: the address; if left out, that in the environment variable AIOHOOKS_STEP_STORE, which launchers set for workers.

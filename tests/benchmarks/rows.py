@@ -70,8 +70,7 @@ SESSION: Mapping[str, Row] = {
 
 OF_EACH_STORE = {"wake": wake, "callers": callers, "crowd": crowd, "poll": poll}
 STORES: Mapping[str, Mapping[str, Row]] = {
-    store: {f"{store}-{name}": partial(row, store) for name, row in OF_EACH_STORE.items()}
-    for store in ("local", "redis", "nats", "ray")
+    store: {f"{store}-{name}": partial(row, store) for name, row in OF_EACH_STORE.items()} for store in ("local", "redis", "ray")
 }
 """Over processes."""
 

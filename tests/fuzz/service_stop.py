@@ -192,7 +192,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES), metavar="PHASE", help="default: all")
     parser.add_argument("--memory", action="store_true", help="measure the memory of a client, which takes longer")
     options = parser.parse_args(arguments)
-    print(f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit {LIMIT_GRACES * GRACE_SECS:g} s")
+    print(
+        f"Python {platform.python_version()}, {options.server}, {options.clients} clients; limit {LIMIT_GRACES * GRACE_SECS:g} s"
+    )
     print(f"{'phase':28}{'last reply':>12}{'end':>10}{'violations':>12}")
     failed = 0
     for phase in options.phases:

@@ -125,27 +125,3 @@ async def test_entries_of_a_redis_stream_are_acknowledged_when_they_are_saved(tm
     assert restored is not None
     milliseconds, number = map(int, names[STEPS - 1].split("-"))
     assert restored.state["tracked"]["batches"]["position"] == milliseconds * 1_000_000 + number
-
-
-@pytest.mark.slow
-async def test_messages_of_jetstream_are_acknowledged_when_they_are_saved(tmp_path: Path) -> None:
-    """Each message makes one step, and the consumer has acknowledged those of all steps, and no others."""
-    need("nats-py")
-    import nats
-
-    with running("nats", tmp_path) as server:
-        client = await nats.connect(server.url)
-        try:
-            stream = client.jetstream()
-            await stream.add_stream(name="batches", subjects=["batches"])
-            for number in range(3 * STEPS):
-                await stream.publish("batches", str(number).encode())
-            await train("nats", tmp_path, server.url)
-            consumer = await stream.consumer_info("batches", "trainers")
-        finally:
-            await client.close()
-    assert 3 * STEPS - (consumer.num_pending or 0) - (consumer.num_ack_pending or 0) == STEPS
-    restored = await ah.Saver(tmp_path / "checkpoints", read_only=True).restore()
-    assert restored is not None
-    state = restored.state["tracked"]["batches"]
-    assert state["position"] + len(state["beyond"]) == STEPS

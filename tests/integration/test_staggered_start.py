@@ -24,7 +24,7 @@ def _tracker() -> None:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("kind", ["local", "valkey", "nats"])
+@pytest.mark.parametrize("kind", ["local", "valkey"])
 @pytest.mark.parametrize("kills", [(), (2, 0)], ids=["no death", "a worker and the chief die"])
 async def test_staggered_start(kind: str, kills: Sequence[int], tmp_path: Path) -> None:
     """Each starts exactly at its step, also if tasks are killed."""

@@ -14,18 +14,14 @@ import pytest
 import aiohooks as ah
 from aiohooks.errors import StopRequestedError, StoreClosedError, StoreUnavailableError
 from aiohooks.stores import Position, SharedStepStore, open_step_store
-from aiohooks.stores.nats import NatsStepStore
 from aiohooks.stores.redis import RedisStepStore
 from aiohooks.testing import check_step_store, step_store_checks
-from tests.support.nats_servers import request_api
-from tests.support.redis_servers import execute
+from tests.support.redis_servers import KINDS, execute
 from tests.support.store_proxy import FAULTS, Proxy
 from tests.support.store_servers import Server, free_port, running
 from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks, until_true
 
 pytestmark = pytest.mark.usefixtures("streams")
-
-KINDS = ("valkey", "redis", "nats")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -51,9 +47,7 @@ def store_of(server: Server, port: int | None = None, **options: Any) -> SharedS
 
 
 async def contents(server: Server) -> Any:
-    """Return what is in a server, and of Redis how many clients it has."""
-    if server.kind == "nats":
-        return (await request_api(server.url, "STREAM.INFO.AIOHOOKS")).get("state")
+    """Return the keys in a server, and how many clients it has."""
     return sorted(await execute(server, "KEYS", "*")), len(await execute(server, "CLIENT LIST"))
 
 
@@ -79,8 +73,6 @@ async def flush_all(server: Server) -> None:
 @pytest.mark.parametrize("check", step_store_checks(lose_data=True))
 async def test_contract_without_its_data(own_server: Server, check: str, lose: Callable[[Server], Awaitable[None]]) -> None:
     """The checks of a step store for an engine that loses its data: with its process, or while its connections stay."""
-    if lose is flush_all and own_server.kind == "nats":
-        pytest.skip("only of Redis and Valkey")
     # What has left before the loss, its leases must end.
     make = functools.partial(store_of, own_server, lease_secs=5.0)
     await check_step_store(lambda run: make(run=run), check, lose_data=lambda: lose(own_server))
@@ -93,14 +85,13 @@ async def test_it_is_opened_by_its_url(server: Server, run: str) -> None:
         await store.advance()
     before = await contents(server)
     async with store_of(server, run=run) as store:
-        assert isinstance(store, NatsStepStore if server.kind == "nats" else RedisStepStore)
+        assert isinstance(store, RedisStepStore)
         with store.publisher("trainer"):
             assert await store.advance(2) == 2
             assert await store.value() == Position(1, 2)
         await store.flush()
         await store.forget()
-    after = await contents(server)
-    assert after == before if server.kind != "nats" else after["messages"] == before["messages"]
+    assert await contents(server) == before
 
 
 async def test_a_look_from_outside_leaves_no_trace(server: Server, run: str) -> None:
@@ -134,7 +125,7 @@ async def test_a_lost_answer_is_not_counted_twice(server: Server, run: str) -> N
     """The server has applied a request, and the answer is lost: the repeated request is not applied again."""
     async with Proxy.to(server.port) as proxy, store_of(server, proxy.port, run=run) as store:
         for step in range(1, 6):
-            proxy.drop_answer(b"AIOHOOKS.run." if server.kind == "nats" else b"EVALSHA")
+            proxy.drop_answer(b"EVALSHA")
             assert await store.advance() == step
         assert proxy.lost_answers >= 5
         assert await store.value() == Position(1, 5)
@@ -149,7 +140,7 @@ async def test_a_write_that_another_process_has_seen_counts_once(own_server: Ser
         seen = asyncio.ensure_future(b.wait_for(6))
         await b.value()
         proxy.refuses = True
-        proxy.drop_answer(b"AIOHOOKS.run." if own_server.kind == "nats" else b"\r\nwrite\r\n")
+        proxy.drop_answer(b"\r\nwrite\r\n")
         sixth = asyncio.ensure_future(a.advance())
         assert await seen == 6
         if comes_late:
@@ -217,18 +208,17 @@ async def test_an_outage_longer_than_max_outage_secs(own_server: Server) -> None
     await asyncio.to_thread(own_server.kill)
 
 
-@pytest.mark.parametrize("kind", ["redis", "nats"])
-async def test_no_server(kind: str) -> None:
+async def test_no_server() -> None:
     """The error comes within `connect_timeout`, with the address and how to start a server; its cause is the client's error."""
     port = free_port()
-    store = open_step_store(f"{kind}://user:secret@127.0.0.1:{port}", run="r", connect_timeout=0.1)
+    store = open_step_store(f"redis://user:secret@127.0.0.1:{port}", run="r", connect_timeout=0.1)
     with pytest.raises(StoreUnavailableError) as raised:
         await store.__aenter__()
     await store.aclose()
     assert raised.value.__cause__ is not None
     text = str(raised.value)
     assert f"127.0.0.1:{port}" in text
-    assert (f"redis-server --port {port}" if kind == "redis" else f"nats-server -p {port} -js -sd DIR") in text
+    assert f"redis-server --port {port}" in text
     assert "secret" not in text
 
 

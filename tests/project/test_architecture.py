@@ -49,7 +49,6 @@ EXTRAS: dict[str, str] = {
     "tensorboardX": "aiohooks.hooks._tensorboard",
     "rich": "aiohooks.hooks._rich",
     "redis": "aiohooks.stores.redis.store",
-    "nats": "aiohooks.stores.nats._connection",
     "ray": "aiohooks.stores.ray._cluster",
     "starlette": "aiohooks.adapters.asgi.app",
     "tensorflow": "aiohooks.adapters.tensorflow",
@@ -59,7 +58,7 @@ EXTRAS: dict[str, str] = {
     "wandb": "aiohooks.adapters.trackers.wandb",
     "pytest": "aiohooks.testing.pytest_plugin",
 }
-DISTRIBUTIONS = {**{"nats": "nats-py", "opentelemetry": "opentelemetry-api", "mlflow": "mlflow-skinny"}}
+DISTRIBUTIONS = {"opentelemetry": "opentelemetry-api", "mlflow": "mlflow-skinny"}
 """What brings them, where that has another name."""
 
 FORBIDDEN_ATTRIBUTES = {

@@ -348,7 +348,7 @@ PACKAGES = (
         "aiohooks.errors",
         "aiohooks.hooks",
     ),
-    *("aiohooks.session", "aiohooks.stores", "aiohooks.stores.local", "aiohooks.stores.nats", "aiohooks.stores.ray"),
+    *("aiohooks.session", "aiohooks.stores", "aiohooks.stores.local", "aiohooks.stores.ray"),
     *("aiohooks.stores.redis", "aiohooks.testing", "aiohooks.version_gate"),
 )
 

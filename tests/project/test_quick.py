@@ -37,7 +37,11 @@ def test_a_few_cases_of_each_test_are_run(pytester: pytest.Pytester) -> None:
     shown = [pytester.runpytest(*OPTIONS, *MARKERS, "--collect-only", "-q").outlines for _ in range(2)]
     first, second = ([line for line in lines if "::" in line] for lines in shown)
     assert first == second
-    assert [line.partition("::")[2].partition("[")[0] for line in first] == [*["test_fast"] * 4, "test_without_cases", "test_sample"]
+    assert [line.partition("::")[2].partition("[")[0] for line in first] == [
+        *["test_fast"] * 4,
+        "test_without_cases",
+        "test_sample",
+    ]
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["one process", "xdist"])

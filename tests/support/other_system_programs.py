@@ -105,7 +105,7 @@ async def refusals() -> None:
 async def no_inotify() -> None:
     """The local store is refused when it is made, and so are processes that would share one."""
     for use in (lambda: ah.open_step_store("local://"), lambda: asyncio.run(run_processes(task_id_of))):
-        with pytest.raises(UnsupportedSystemError, match=r"needs Linux.* use redis:// or nats://"):
+        with pytest.raises(UnsupportedSystemError, match=r"needs Linux.* use redis://"):
             await asyncio.to_thread(use)
 
 

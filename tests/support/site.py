@@ -43,7 +43,7 @@ API_PAGES = {
     "graph": ("aiohooks.graph",),
     "hooks": ("aiohooks.hooks",),
     "checkpoint": ("aiohooks.checkpoint",),
-    "stores": tuple(f"aiohooks.stores{each}" for each in ("", ".local", ".redis", ".nats", ".ray")),
+    "stores": tuple(f"aiohooks.stores{each}" for each in ("", ".local", ".redis", ".ray")),
     "version_gate": ("aiohooks.version_gate",),
     "distributed": ("aiohooks.distributed", "aiohooks.distributed.local", "aiohooks.distributed.ray"),
     "adapters.asgi": ("aiohooks.adapters.asgi",),

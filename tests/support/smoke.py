@@ -1,6 +1,6 @@
 """Uses the library and its extras as a first program would: `python -P tests/support/smoke.py NAME[=URL] ...`.
 
-    core, uvloop, checkpoint, ...     the core, or an extra of pyproject.toml; redis and nats need the URL of a server
+    core, uvloop, checkpoint, ...     the core, or an extra of pyproject.toml; redis needs the URL of a server
 
 It imports the installed library, the extra and the standard library only: `python -m tests.support.versions` and `.ci/packages`
 run it where nothing else is installed.
@@ -171,6 +171,9 @@ async def use_store(url: str) -> None:
         assert await waiter == 2
 
 
+PROGRAMS["redis"] = use_store
+
+
 @program
 async def opentelemetry() -> None:
     """Runs are spans; without the SDK they go nowhere."""
@@ -247,11 +250,6 @@ async def asgi() -> None:
         await service(scope, receive, send)
     assert sent[0]["status"] == 200, sent
     assert "state" in json.loads(sent[1]["body"]), sent
-
-
-SERVERS = ("redis", "nats")
-"""Those that are given a URL."""
-PROGRAMS |= dict.fromkeys(SERVERS, use_store)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,6 +1,6 @@
 """Servers for the tests of step stores: each on a free port of the loopback, with its own data folder.
 
-    with running("valkey", tmp_path) as server:      # or "redis", "nats"
+    with running("valkey", tmp_path) as server:      # or "redis"
         server.url
         server.kill()          # kill -9
         server.start()         # on the same port, with its data
@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.support.needs import program
 from tests.support.waiting import HANG_SECS
 
-PROGRAMS = {"valkey": "valkey-server", "redis": "redis-server", "nats": "nats-server"}
+PROGRAMS = {"valkey": "valkey-server", "redis": "redis-server"}
 
 
 def free_port() -> int:
@@ -53,7 +53,7 @@ class Server:
         """Prepare a server; `start` starts it.
 
         Args:
-            kind: "valkey", "redis" or "nats".
+            kind: "valkey" or "redis".
             directory: where to create its folder.
             options: added to its command; "{port}" in them becomes its port.
             keeps: whether it keeps its data on the disk.
@@ -64,25 +64,20 @@ class Server:
         self.kind = kind
         self.port = free_port()
         self.data = directory / f"{kind}-{self.port}"
-        self._command = [program(PROGRAMS[kind]), *(self._nats() if kind == "nats" else self._redis(keeps))]
+        # Without "always" a write may wait for the one before while the disk is slow, and is not kept though it was answered.
+        stores = ["--appendonly", "yes", "--appendfsync", "always"] if keeps else ["--appendonly", "no"]
+        self._command = [program(PROGRAMS[kind]), "--bind", "127.0.0.1", "--port", str(self.port)]
+        self._command += ["--dir", str(self.data), "--save", "", *stores]
         self._command += [option.replace("{port}", str(self.port)) for option in options]
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self.lines: list[str] = []
         """The lines that it has printed."""
 
-    def _redis(self, keeps: bool) -> list[str]:
-        # Without "always" a write may wait for the one before while the disk is slow, and is not kept though it was answered.
-        stores = ["--appendonly", "yes", "--appendfsync", "always"] if keeps else ["--appendonly", "no"]
-        return ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.data), "--save", "", *stores]
-
-    def _nats(self) -> list[str]:
-        return ["-a", "127.0.0.1", "-p", str(self.port), "-js", "-sd", str(self.data)]
-
     @property
     def url(self) -> str:
         """The URL for `open_step_store`."""
-        return f"{'nats' if self.kind == 'nats' else 'redis'}://127.0.0.1:{self.port}"
+        return f"redis://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -117,7 +112,7 @@ class Server:
         ready.set()  # it has ended
 
     def _is_ready(self) -> bool:
-        return any("Ready to accept connections" in line or "Server is ready" in line for line in self.lines)
+        return any("Ready to accept connections" in line for line in self.lines)
 
     def kill(self) -> None:
         """Kill it by SIGKILL."""

@@ -1,12 +1,12 @@
 """Tries the lowest or the newest versions of what the library and its extras depend on.
 
     python -m tests.support.versions lowest                 # the core and each extra
-    python -m tests.support.versions newest redis nats      # some of them
+    python -m tests.support.versions newest redis ray       # some of them
     python -m tests.support.versions newest --of-the-day    # one that installs in a minute, each day another one
 
 For each it makes an environment with the library as built from this checkout, what the extra needs and nothing else; `lowest`
-installs exactly the floors of pyproject.toml. There it runs the extra's program of `smoke.py`. Redis and NATS get a server of
-this environment. The table has the versions that were installed.
+installs exactly the floors of pyproject.toml. There it runs the extra's program of `smoke.py`. Redis gets a server of this
+environment. The table has the versions that were installed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from tests.support.smoke import PROGRAMS, SERVERS
+from tests.support.smoke import PROGRAMS
 from tests.support.source import ROOT
 from tests.support.store_servers import running
 
@@ -111,11 +111,11 @@ def installed(python: Path, names: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def server_url(extra: str, folder: Path) -> Iterator[str]:
-    """Run the server that an extra needs; gives its URL, or nothing where none is needed."""
-    if extra not in SERVERS:
+    """Run a server for the extra that needs one; yield its URL, or nothing for the others."""
+    if extra != "redis":
         yield ""
         return
-    with running("valkey" if extra == "redis" else "nats", folder) as server:
+    with running("valkey", folder) as server:
         yield server.url
 
 

@@ -104,8 +104,7 @@ def make_run_directory(directory: Path | None, run: str) -> Path:
     if (file_system := remote_file_system(base)) is not None:
         raise InvalidArgumentError(
             f"{base} is on {file_system}, which may be shared with other machines: their changes would be noticed late or never. "
-            "Give a directory on a local disk or in memory (/dev/shm, $XDG_RUNTIME_DIR); for several machines use redis:// or "
-            "nats://"
+            "Give a directory on a local disk or in memory (/dev/shm, $XDG_RUNTIME_DIR); for several machines use redis://"
         )
     path = base / run_file_name(run)
     for each in (path, path / "alive"):

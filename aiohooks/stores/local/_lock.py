@@ -34,7 +34,7 @@ def check_system() -> None:
     if sys.platform != "linux":
         raise UnsupportedSystemError(
             "the step store local:// needs Linux, whose kernel notifies of changed files (inotify); on this system use "
-            "redis:// or nats://, or memory:// in one process"
+            "redis://, or memory:// in one process"
         )
 
 

@@ -103,7 +103,7 @@ class InotifyWatcher(Inotify):
                 raise
             raise StoreUnavailableError(
                 f"local:// cannot watch the run, as a limit of this user is reached ({error}): raise {_LIMITS[error.errno]}, "
-                "close other stores, or use redis:// or nats://"
+                "close other stores, or use redis://"
             ) from error
         self._only_notified = _EVENT.pack(self._notify_watch, MODIFY, 0, 0)
 

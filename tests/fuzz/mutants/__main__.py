@@ -53,8 +53,7 @@ TESTS = {
     ),
     "stores": (
         "tests/stores", "tests/integration/test_simulation.py", "tests/integration/test_store_servers.py",
-        "tests/integration/test_redis.py", "tests/integration/test_redis_refusals.py", "tests/integration/test_nats.py",
-        "tests/integration/test_nats_security.py", "tests/why/test_builder.py",
+        "tests/integration/test_redis.py", "tests/integration/test_redis_refusals.py", "tests/why/test_builder.py",
     ),
     "hooks": (
         "tests/hooks", "tests/session/test_training.py", "tests/tensorflow/test_hooks_values.py",

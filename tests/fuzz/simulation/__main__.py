@@ -39,8 +39,8 @@ def first_seed_with(bug: Bug, seeds: Sequence[int]) -> Result | None:
     """Return the first result with a violation that is not there without the bug."""
     for seed in seeds:
         with bug.injected():
-            found = simulate(seed, bug.engine, bug.scenario)
-        if found.violations and not simulate(seed, bug.engine, bug.scenario).violations:
+            found = simulate(seed, scenario=bug.scenario)
+        if found.violations and not simulate(seed, scenario=bug.scenario).violations:
             return found
     return None
 

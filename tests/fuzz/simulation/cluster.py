@@ -13,13 +13,11 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 from unittest import mock
 
-import aiohooks.stores.nats.store as nats_store
 import aiohooks.stores.ray.store as ray_store
 from aiohooks._aio.clock import sleep
 from aiohooks.errors import PublisherFailedError, PublisherFinishedError, StaleTermError, StoreUnavailableError
 from aiohooks.stores import Engine, SharedStepStore
 from tests.fuzz.simulation.history import History, Operation, Tenure, WaitEnd
-from tests.fuzz.simulation.nats_engine import NatsServer, SimulatedNatsConnection, simulated_nats_engine
 from tests.fuzz.simulation.network import Network
 from tests.fuzz.simulation.ray_engine import RayServer, SimulatedRayEngine
 from tests.fuzz.simulation.redis_engine import RedisServer, simulated_redis_engine
@@ -27,7 +25,6 @@ from tests.fuzz.simulation.virtual_time import Process, World
 
 ENGINES: dict[str, tuple[Callable[[Network], Any], Callable[[Network, Process], Engine]]] = {
     "redis": (RedisServer, simulated_redis_engine),
-    "nats": (NatsServer, simulated_nats_engine),
     "ray": (RayServer, SimulatedRayEngine),
 }
 Program = Callable[[Process, SharedStepStore], Coroutine[Any, Any, None]]
@@ -252,7 +249,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def deterministic(cluster_network: Callable[[], Network], seed: int) -> Generator[None]:
+def deterministic(seed: int) -> Generator[None]:
     """Let the library take its random choices, names and threads from the seed."""
     chance = random.Random(seed)
     state = random.getstate()
@@ -261,16 +258,12 @@ def deterministic(cluster_network: Callable[[], Network], seed: int) -> Generato
     async def call_inline(fn: Callable[..., Any], *args: Any, grace_secs: float = 0.0) -> Any:
         return fn(*args)
 
-    def connection(*args: Any) -> SimulatedNatsConnection:
-        return SimulatedNatsConnection(cluster_network(), *args)
-
     with contextlib.ExitStack() as stack:
         patch = mock.patch.object
         stack.enter_context(patch(secrets, "token_hex", lambda size=8: f"{chance.getrandbits(8 * size):0{2 * size}x}"))
         stack.enter_context(patch(socket, "gethostname", lambda: "simulated"))
         stack.enter_context(patch(os, "getpid", lambda: 1))
         stack.enter_context(patch(ray_store, "to_thread", call_inline))
-        stack.enter_context(patch(nats_store, "NatsConnection", connection))
         try:
             yield
         finally:

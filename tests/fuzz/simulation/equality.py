@@ -1,7 +1,7 @@
 """Redis's script against `RunState`: `python -m tests.fuzz.simulation.equality --count 2000`.
 
-The engines of NATS and Ray are `RunState` itself, and that of Redis has its writes in Lua. The script in a real server, and as
-the simulation has it, get the same random requests as a `RunState`, many of them repeated or out of date, and must give the same
+The engine of Ray is `RunState` itself, and that of Redis has its writes in Lua. The script in a real server, and as the
+simulation has it, get the same random requests as a `RunState`, many of them repeated or out of date, and must give the same
 answers and states.
 """
 

@@ -20,7 +20,6 @@ from aiohooks.stores._membership import LeaseWatch, Members, RunWatcher
 from aiohooks.stores._protocol import Member, Position, Snapshot, Write
 from aiohooks.stores._run_state import RunState
 from aiohooks.stores._waiting import WaitRegistry
-from aiohooks.stores.nats._compare_and_set import CompareAndSet
 from aiohooks.stores.shared import SharedStepStore
 from aiohooks.version_gate.tickets import Ticket
 from tests.fuzz._harness import Method, replaced
@@ -35,7 +34,6 @@ class Bug:
     """Functions of the library, each with what replaces it."""
 
     changes: tuple[tuple[Owner, str, Method], ...]
-    engine: str
     scenario: MakeScenario
 
     @contextlib.contextmanager
@@ -51,7 +49,7 @@ BUGS: dict[str, Bug] = {}
 
 
 def bug(
-    owner: Owner, name: str, engine: str = "", *, scenario: MakeScenario = stores, without: tuple[tuple[type, str], ...] = ()
+    owner: Owner, name: str, *, scenario: MakeScenario = stores, without: tuple[tuple[type, str], ...] = ()
 ) -> Callable[[Method], Method]:
     """Register a replacement of `owner.name`: a function that gets the original one, and then its arguments.
 
@@ -60,7 +58,7 @@ def bug(
 
     def add(fn: Method) -> Method:
         nothing = [(owner, name, _do_nothing) for owner, name in without]
-        BUGS[fn.__name__] = Bug(((owner, name, fn), *nothing), engine, scenario)
+        BUGS[fn.__name__] = Bug(((owner, name, fn), *nothing), scenario)
         return fn
 
     return add
@@ -155,15 +153,6 @@ def a_wait_misses_a_step(observe: Method, self: WaitRegistry, position: Position
         observe(self, position)
 
 
-@bug(CompareAndSet, "_compare_and_set", "nats")
-async def a_lost_answer_counts_as_none(original: Method, self: CompareAndSet, *args: Any) -> bool:
-    """An update whose message was not answered is taken for applied."""
-    try:
-        return await original(self, *args)  # type: ignore[no-any-return]
-    except Exception:
-        return True
-
-
 @bug(RunState, "_lead")
 def two_may_lead(lead: Method, self: RunState, member: Member) -> Any:
     others, self.members = self.members, {id: each for id, each in self.members.items() if not each.term or id == member.id}
@@ -181,15 +170,6 @@ async def a_restored_step_is_only_raised(set_step: Method, store: SharedStepStor
     """After a loss, who knows a later step from before moves that of a chief that has restored an earlier one."""
     latest = (await store.value()).step
     await (store.raise_to(step) if latest <= step else store.reset(step))
-
-
-@bug(SharedStepStore, "_watch_leases", scenario=training)
-def reads_of_leases_are_put_off(watch: Method, self: SharedStepStore) -> None:
-    """A waiter for quick steps never finds a publisher that has died."""
-    watch(self)
-    if self._expiry is not None:
-        self._expiry.cancel()
-        self._expiry = self._clock.call_later(self._members._lease_secs / 4, self._start_refresh)
 
 
 @bug(ProcessFiles, "do", scenario=training)

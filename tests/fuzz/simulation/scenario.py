@@ -55,7 +55,7 @@ def simulate(seed: int, engine: str = "", scenario: MakeScenario = stores, *, tr
     collecting = gc.isenabled()
     gc.disable()  # a collection ends forgotten coroutines wherever it happens to run
     try:
-        with deterministic(lambda: one.cluster.network, seed), scenario(world, engine) as one:
+        with deterministic(seed), scenario(world, engine) as one:
             violations = one.run()
     finally:
         if collecting:

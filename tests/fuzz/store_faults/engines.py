@@ -10,13 +10,11 @@ import abc
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import random
 import shutil
 import signal
 import time
-import urllib.request
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -24,7 +22,7 @@ from typing import Any, ClassVar, Literal
 from tests.fuzz._harness import scratch
 from tests.support.store_processes import TICK_SECS, WorkerProcess, numbers, reply_to
 from tests.support.store_proxy import Proxy
-from tests.support.store_servers import Server, free_port
+from tests.support.store_servers import Server
 from tests.support.waiting import HANG_SECS, elapse
 
 Group = Literal["data lost", "outage longer than a lease", "brief"]
@@ -208,43 +206,14 @@ class RedisSetup(ServerSetup):
         return f"{len(clients) - 1} connections are left" if len(clients) > 1 or stats["blocked_clients"] else ""
 
 
-async def delete_stream(setup: NatsSetup, secs: float) -> None:
-    from tests.support.nats_servers import request_api
-
-    await request_api(setup.server.url, "STREAM.DELETE.AIOHOOKS")
-
-
-class NatsSetup(ServerSetup):
-    """NATS."""
-
-    strikes: ClassVar[Strikes] = {
-        **ServerSetup.strikes,
-        "data lost": {**ServerSetup.strikes["data lost"], "stream deleted": delete_stream},
-    }
-
-    def __init__(self, server: Server, proxies: Sequence[Proxy], monitor: int) -> None:
-        super().__init__(server, proxies)
-        self._monitor = monitor
-
-    async def left(self) -> str:
-        clients = (await asyncio.to_thread(self._monitored, "connz"))["num_connections"]
-        consumers = (await asyncio.to_thread(self._monitored, "jsz"))["consumers"]
-        return f"{clients} connections and {consumers} consumers are left" if clients or consumers else ""
-
-    def _monitored(self, what: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._monitor}/{what}", timeout=HANG_SECS) as reply:
-            return json.load(reply)
-
-
 @contextlib.asynccontextmanager
 async def server_setup(kind: str, directory: Path) -> AsyncGenerator[EngineSetup]:
-    monitor = free_port()
-    server = Server(kind, directory, ["-m", str(monitor)] if kind == "nats" else [])
+    server = Server(kind, directory)
     await asyncio.to_thread(server.start)
     try:
         async with contextlib.AsyncExitStack() as stack:
             proxies = [await stack.enter_async_context(Proxy.to(server.port)) for _ in range(3)]
-            setup = NatsSetup(server, proxies, monitor) if kind == "nats" else RedisSetup(server, proxies)
+            setup = RedisSetup(server, proxies)
             stack.push_async_callback(setup.abandon)
             yield setup
     finally:
@@ -435,7 +404,7 @@ async def cluster_of(engine: str) -> AsyncGenerator[str]:
 
 
 ENGINES: Mapping[str, type[EngineSetup]] = {
-    "redis": RedisSetup, "valkey": RedisSetup, "nats": NatsSetup, "local": LocalSetup, "ray": RaySetup
+    "redis": RedisSetup, "valkey": RedisSetup, "local": LocalSetup, "ray": RaySetup
 }  # fmt: skip
 
 
