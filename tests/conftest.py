@@ -171,7 +171,10 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> d
 
 def _loop_with_tasks(make: Callable[[], asyncio.AbstractEventLoop], tasks: str) -> asyncio.AbstractEventLoop:
     loop = make()
-    python_task: Any = vars(asyncio.tasks)["_PyTask"]
+    names = vars(asyncio.tasks)
+    python_task: Any = names["_PyTask"]
+    # Since Python 3.14 such tasks are registered where `current_task` and `all_tasks` look only if nothing is in C.
+    names |= {f"_py_{name.removeprefix('_c_')}": names[name] for name in names if name.startswith("_c_")}
     factory = lambda loop, coro, **options: python_task(coro, loop=loop, **options)  # noqa: E731
     loop.set_task_factory(vars(asyncio)["eager_task_factory"] if tasks == "eager" else factory)
     return loop

@@ -178,7 +178,7 @@ async def test_futures_that_are_shielded_or_gathered() -> None:
         start(shielded(future), "shield")
         sleeps, waits = start(anyio.sleep_forever(), "sleeps"), start(asyncio.Event().wait(), "waits")
         start(gathered(future, asyncio.shield(sleeps), waits), "gather")
-        start(shielded(asyncio.gather(waits, future)), "both")
+        start(shielded(asyncio.gather(waits, future, return_exceptions=True)), "both")
         text = await lines()
         assert found(text, r"^task 'shield', shielded at \S+$"), text
         assert found(text, r"^task 'gather', .* waits for task 'sleeps'"), text
@@ -545,11 +545,11 @@ async def test_a_late_step_says_what_its_publisher_waits_for() -> None:
 
     store = ah.MemoryStepStore(run="digits")
     async with ah.AsyncMonitoredSession(step, global_step=store, name="trainer"):
-        late = asyncio.create_task(store.wait_for(5, timeout=0.0001))
+        late = asyncio.create_task(store.wait_for(5, timeout=0.0001), name="late")
         with pytest.raises(ah.StepTimeoutError) as raised:
             await asyncio.shield(late)
         (note,) = raised.value.__notes__
-        assert re.match(r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'Task-\d+'", note)
+        assert re.match(r"session 'trainer' \(step 0, open for .* waits for task .*:\d+ <- task 'late'", note)
         task = asyncio.current_task()
         assert task is not None
         assert why(task) == ""
