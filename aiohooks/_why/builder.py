@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import asyncio.subprocess
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import gc
+import inspect
 import itertools
 import os
 import queue
@@ -43,7 +43,7 @@ from aiohooks._diagnostics import (
     process_state,
     secs_text,
 )
-from aiohooks._why.frames import References, attribute, entered, expression, held_by, inner_of, position, value_of
+from aiohooks._why.frames import References, attribute, entered, expression, held_by, position, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
@@ -54,7 +54,8 @@ _made: deque[float] = deque(maxlen=20)
 """When the last notes were made."""
 _WORK_ITEM: Any = vars(_executor)["_WorkItem"]
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
-_OF_DESTINATION = "_outer_done_callback", "_call_check_cancel"
+_SOURCES = {"shield.<locals>._outer_done_callback": "inner", "_chain_future.<locals>._call_check_cancel": "source"}
+"""The variable of a callback that has what sets its future; others have the task that awaits that (Python 3.14)."""
 _NO_HOLDER = "its holder is not known: no task is in a `with` block of it"
 _INSTALLED = f"-packages{os.sep}"  # "site-", or "dist-" of a Linux distribution
 
@@ -166,18 +167,18 @@ class _Builder:
         """Return the nodes of something that is waited for."""
         if isinstance(thing, Awaited):
             return [self._add_awaited(thing)]
-        if is_task(thing):
-            return [] if thing.done() else [self._add_task(thing)]
         if isinstance(thing, threading.Thread):
             return [] if thing.ident is None else [self._add_thread(thing.ident)]
         if isinstance(thing, concurrent.futures.Future):
             return self._of_executor(thing)  # pyright: ignore[reportUnknownArgumentType]
-        if not asyncio.isfuture(thing):
+        if not asyncio.isfuture(thing) or thing.done():
             return []
+        if is_task(thing):
+            return [self._add_task(thing)]
         # What sets a future that is no task, as far as that can be seen.
         found = [*(getattr(thing, "_children", None) or ())]  # of `asyncio.gather`
         found += _sources(callback for callback, _ in getattr(thing, "_callbacks", None) or ())
-        return self._targets_of(one for one in found if not one.done())
+        return self._targets_of(found)
 
     def _targets_of(self, things: Iterable[Any]) -> list[str]:
         return [*itertools.chain.from_iterable(map(self._targets, things))]
@@ -220,11 +221,6 @@ class _Builder:
         node, complete = self._walk(node, [frame for frame, _ in links if frame is not None])
         if links and not complete:
             self._connect(node, self._targets(links[-1][1]))
-        if (capture := getattr(asyncio, "capture_call_graph", None)) is not None:  # Python 3.14: its own record of the waiters
-            with contextlib.suppress(RuntimeError):
-                for waiter in capture(task).awaited_by:
-                    if is_task(waiter.future):
-                        self._connect(self._add_task(waiter.future), [self._ids[id(task)]], "perhaps")
 
     def _walk(self, node: str, frames: Sequence[types.FrameType]) -> tuple[str, bool]:
         """Add what has a name in a chain of awaits; return the last node, and whether the end of the chain is known."""
@@ -322,9 +318,9 @@ class _Builder:
         called, queued = self._calls
         if id(future) in called:
             return [self._add_thread(called[id(future)])]
-        tasks = [one for one in _sources(getattr(future, "_done_callbacks", ())) if is_task(one)]
-        if tasks or id(future) not in queued:
-            return self._targets_of(tasks)
+        sources = _sources(getattr(future, "_done_callbacks", ()))
+        if sources or id(future) not in queued:
+            return self._targets_of(sources)
         work_queue, busy = queued[id(future)]
         name, detail = "a free thread of the executor", f"{len(busy)} are busy"
         connect: Callable[[str], object] = lambda node: self._connect(node, map(self._add_thread, busy), "any")  # noqa: E731
@@ -466,13 +462,12 @@ def _thread_wait(frames: Sequence[types.FrameType], builder: _Builder) -> Any:
 
 
 def _sources(callbacks: Iterable[Any]) -> list[Any]:
-    """Return the futures that set the one with these callbacks, which `shield`, `wrap_future` and the like have in a closure.
+    """Return the futures that set the one with these callbacks, which `shield` and `wrap_future` have in a closure.
 
     Not those that it sets: the other way round these have callbacks, too.
     """
-    known = (one for one in callbacks if isinstance(one, types.FunctionType) and one.__name__ in _OF_DESTINATION)
-    found = [inner_of(cell) for one in known for cell in one.__closure__ or ()]
-    return [one for one in found if isinstance(one, concurrent.futures.Future) or asyncio.isfuture(one)]
+    known = (one for one in callbacks if isinstance(one, types.FunctionType) and one.__qualname__ in _SOURCES)
+    return [inspect.getclosurevars(one).nonlocals[_SOURCES[one.__qualname__]] for one in known]
 
 
 def _peer(stream: Any) -> str:

@@ -23,6 +23,7 @@ from aiohooks.errors import HookTimeoutError
 from tests.support.sessions import run_session
 from tests.support.waiting import ticks, until_true
 
+pytestmark = pytest.mark.every_python
 Start = Callable[..., asyncio.Task[Any]]
 
 
@@ -172,8 +173,16 @@ async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(kind: Ca
 
 
 async def test_futures_that_are_shielded_or_gathered() -> None:
-    """What they are awaited by is not what sets them."""
+    """What sets them is awaited: not the task that awaits them, and not the one that has made them."""
     async with starting() as start:
+        made: list[Any] = []
+
+        async def make() -> None:
+            inner = start(asyncio.wait([maker]), "inner")
+            made.extend((asyncio.shield(inner), asyncio.gather(inner, return_exceptions=True), asyncio.as_completed([inner])))
+            await asyncio.Event().wait()
+
+        maker = start(make(), "maker")
         future = asyncio.get_running_loop().create_future()
         start(shielded(future), "shield")
         sleeps, waits = start(anyio.sleep_forever(), "sleeps"), start(asyncio.Event().wait(), "waits")
@@ -185,6 +194,8 @@ async def test_futures_that_are_shielded_or_gathered() -> None:
         assert found(text, r"^task 'gather', .* waits for task 'waits'"), text
         assert len([line for line in text if line.startswith("task 'both'")]) == 1, text
         assert found(text, r"^task 'both', .* waits for task 'waits'"), text
+        assert found(text, r"^task 'inner' waits for task 'maker', .*make at @ <- event"), text
+        assert not found(text, "^deadlock"), text
 
 
 async def test_a_name_is_that_of_what_is_waited_for() -> None:
