@@ -250,7 +250,8 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def leave_task(self) -> None:
         """Leave the current task after a step: an eager one whose context was entered already remains, and no other could run."""
-        if sys.version_info >= (3, 12):
+        # Without a current task, that of Python 3.12 raises KeyError.
+        if sys.version_info >= (3, 12) and asyncio.current_task(self) is not None:
             vars(asyncio.tasks)["_swap_current_task"](self, None)
 
     def _add_callback(self, handle: asyncio.Handle) -> None:
