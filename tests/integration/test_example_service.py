@@ -211,11 +211,11 @@ def test_the_page_shows_the_run_live(tmp_path: Path) -> None:
         chromium.wait_until("document.documentElement.dataset.state === 'running'")
         assert chromium.evaluate("getComputedStyle(document.querySelector('#controls')).display") == "none"
         service.send_rows(50)
-        chromium.wait_until("document.querySelector('#figures dd').textContent === '50'")
+        chromium.wait_until("document.querySelector('#figures dd')?.textContent === '50'")
         assert "NanHook" in chromium.evaluate("document.querySelector('#hooks').textContent")
         for width in (1100, 390):
             chromium.open(service.url, width=width, dark=width == 390)
-            chromium.wait_until("document.querySelector('#figures dd').textContent === '50'")
+            chromium.wait_until("document.querySelector('#figures dd')?.textContent === '50'")
             assert chromium.evaluate("document.documentElement.scrollWidth") == width, "nothing is wider than the page"
         names = chromium.evaluate("performance.getEntriesByType('resource').map((one) => one.name)")
         assert names
