@@ -7,6 +7,7 @@ run in the order of the loop, before any task. Files and threads work: the loop 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import selectors
@@ -250,9 +251,9 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def leave_task(self) -> None:
         """Leave the current task after a step: an eager one whose context was entered already remains, and no other could run."""
-        # Without a current task, that of Python 3.12 raises KeyError.
-        if sys.version_info >= (3, 12) and asyncio.current_task(self) is not None:
-            vars(asyncio.tasks)["_swap_current_task"](self, None)
+        if sys.version_info >= (3, 12):
+            with contextlib.suppress(KeyError):  # Python 3.12 raises it where there is no current task
+                vars(asyncio.tasks)["_swap_current_task"](self, None)
 
     def _add_callback(self, handle: asyncio.Handle) -> None:
         if handle not in self._ready:  # a task may have run before it, and its file be ready still
