@@ -11,8 +11,8 @@ effects              deliver what steps cause outside, when it can no longer be 
 logging              log values and the rate of steps; check for NaN
 records              write JSON lines
 summaries            write for TensorBoard
-progress             show a progress bar, or lines
-profiler, timing     profile selected runs; measure the hooks and the event loop
+progress             show a progress bar
+profiler, timing     write traces of selected runs; measure the hooks and the event loop
 watchdog             report stalls
 functions            make hooks of functions
 blocking             make hooks of objects with plain methods

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, TextIO
 
 from aiohooks._aio.clock import monotonic_now
 from aiohooks._aio.contexts import current_run
-from aiohooks._aio.observers import Kind, Observer
+from aiohooks._aio.observers import Observer
 from aiohooks._validate import check_choice, check_instance, checked_int, checked_path
 from aiohooks.errors import is_clean_end, safe_repr
 from aiohooks.graph.session import Session
@@ -345,11 +345,8 @@ class _Recorder:
         self.is_recording = False
         self._ended = []
 
-    def started(self, kind: Kind, what: str) -> _Activity:
-        """Called by the session at the start of an activity."""
-        return self._start(kind, what)
-
-    def _start(self, kind: str, what: str) -> _Activity:
+    def started(self, kind: str, what: str) -> _Activity:
+        """Called at the start of an activity: by the session, or for an attempt of a run."""
         row = self._rows.get((kind, what))
         if row is None:
             row = self._new_row(kind, what)
@@ -393,7 +390,7 @@ class _Recorder:
         name = f"step {step}"
         if attempt > 1:
             name += f", attempt {attempt}"
-        self._attempt = self._start("step", name)
+        self._attempt = self.started("step", name)
 
     def attempt_ended(self, error: BaseException | None) -> None:
         """Called by the run at its end; the last one of a window ends that."""
