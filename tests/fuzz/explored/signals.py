@@ -33,13 +33,14 @@ SIGNALS = signal.SIGINT, signal.SIGTERM
 class SuspendingHook(EveryPhaseHook):
     """Counts its calls, and suspends in each."""
 
-    def __init__(self, fixture: Fixture) -> None:
+    def __init__(self, fixture: Fixture, *, is_later: bool) -> None:
         self.calls: Counter[str] = Counter()
         self._fixture = fixture
+        self._is_later = is_later
         self._suspensions = choose(1, 0, 2, 3, name="suspensions of a hook")
 
     async def in_phase(self, phase: str, *args: Any) -> None:
-        if phase == "end" and self._fixture.cancelled:
+        if phase == "end" and self._fixture.cancelled and not self._is_later:
             if args[0] in self._fixture.late:
                 self._fixture.problems.append("end was called after the second signal")
             self._fixture.late.append(args[0])  # one call may have been started: before Python 3.12 it begins a turn later
@@ -55,6 +56,8 @@ class Entry:
     hooks: list[SuspendingHook]
     left: BaseException | str | None = None
     """The error that the block raised, or "cleanly", or "unopened" if a stop came before it was entered; None before."""
+    is_later: bool = False
+    """Whether it was entered after a signal and the end of all sessions that it has stopped: the next signal is its first."""
 
     def is_open(self) -> bool:
         return self.session.status().state in OPEN
@@ -86,12 +89,15 @@ class Fixture:
         self, source: Any, body: Body, *hooks: ah.SessionRunHook, count: int = 2, handle_signals: Any = True, **options: Any
     ) -> Entry:
         """Run the body in a session with these hooks and some that suspend."""
-        own = [SuspendingHook(self) for _ in range(count)]
-        entry = Entry(ah.AsyncMonitoredSession(source, [*own, *hooks], handle_signals=handle_signals, **options), own)
+        is_later = bool(self.sent) and not self._counts_signals()
+        own = [SuspendingHook(self, is_later=is_later) for _ in range(count)]
+        session = ah.AsyncMonitoredSession(source, [*own, *hooks], handle_signals=handle_signals, **options)
+        entry = Entry(session, own, is_later=is_later)
         self.entries.append(entry)
         try:
             async with entry.session as session:
                 await body(session)
+            await asyncio.sleep(0)  # a signal that is handled as the last session ends cancels the running task
         except ah.StopRequestedError:
             entry.left = "unopened"  # it waited for another session
         except BaseException as error:
@@ -104,7 +110,7 @@ class Fixture:
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; return whether it could be."""
         is_unhandled = signal.getsignal(number) == self.handle
-        if is_unhandled or len(self.sent) - self.drained > 1 or not any(entry.is_open() for entry in self.entries):
+        if is_unhandled or len(self.sent) - self.drained > 1 or not self._counts_signals():
             return False
         if not self.sent:
             self.stopped = [one for one in self.entries if one.is_open() and one.session.stop_reason is None]
@@ -118,6 +124,10 @@ class Fixture:
         if len(self.sent) - self.drained == 2:
             asyncio.get_running_loop().call_soon(self._note_cancel)  # right after the callback of the signal
         return True
+
+    def _counts_signals(self) -> bool:
+        """Return whether there is an open session that has counted all signals."""
+        return any(entry.is_open() and not entry.is_later for entry in self.entries)
 
     def _note_cancel(self) -> None:
         self.cancelled = True
