@@ -26,8 +26,12 @@ Place = tuple[str, int]
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 _THREAD_SECS, _FILE_SECS = 10.0, 0.2
 """How long the loop waits in real time: for a thread that works; for an idle one or a file, where nothing else is left."""
-_IDLE_TURNS, _MOST_TURNS, _LAST_TURN = 50, 10_000, 20_000
-"""Turns of the loop without a step of a task, after which the time jumps, only files are waited for, and the loop stops."""
+_IDLE_TURNS = 50
+"""The time jumps whenever no task has progressed for so many turns of the loop."""
+_MOST_TURNS = 10_000
+"""After so many turns without progress the loop waits only for files."""
+_LAST_TURN = 20_000
+"""After so many turns without progress the loop stops."""
 _PIECE_SECS = 0.005  # a thread may end without waking the loop
 
 
@@ -105,6 +109,9 @@ class NumberedFuture(asyncio.Future[Any]):
 class NumberedTask(asyncio.Task[Any]):
     """A task whose place in a set depends on its number in the loop, and not on its address."""
 
+    is_being_cancelled: bool = False
+    """Whether its next step raises a cancel."""
+
     def __init__(self, coro: Any, *, loop: Any = None, **options: Any) -> None:
         loop = loop or asyncio.get_running_loop()
         self._number: int = next(loop.numbers)
@@ -112,6 +119,11 @@ class NumberedTask(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self._number
+
+    def cancel(self, msg: Any = None) -> bool:
+        accepted = super().cancel(msg)
+        self.is_being_cancelled = accepted
+        return accepted
 
 
 NumberedTask.__name__ = NumberedTask.__qualname__ = "Task"  # as they are in messages
@@ -151,12 +163,16 @@ class _ReadyQueue(deque[asyncio.Handle]):
         if self._callbacks or (plain and plain[0] < max(first.values())):
             self._callbacks = max(self._callbacks - 1, 0)
             return self._take(plain[0])
-        self._loop.turns = 0
         self._loop.before_step()
         if len(self) > count:  # what that has scheduled comes first
             return self._take(count)
         self._callbacks = None
-        return self._take(first[self._loop.next_task([*first])])
+        task = self._loop.next_task([*first])
+        if isinstance(task, NumberedTask) and task.is_being_cancelled:
+            task.is_being_cancelled = False  # a scope of anyio repeats its cancel: that is no progress
+        else:
+            self._loop.turns = 0
+        return self._take(first[task])
 
     def _take(self, index: int) -> asyncio.Handle:
         handle = self[index]
@@ -179,7 +195,7 @@ class _Selector(selectors.DefaultSelector):
         self.loop.turns += 1
         if self.loop.turns > _LAST_TURN:  # a timer or a file is ready again and again
             return self._stop()
-        if timeout == 0 and self.loop.turns > _IDLE_TURNS:
+        if timeout == 0 and self.loop.turns % _IDLE_TURNS == 0:
             # Callbacks run again and again, as those of a cancelled scope of anyio do, and wait for a task to end.
             timeout = self.loop.secs_to_timer()
         has_to_wait = timeout is None or timeout > 0
@@ -224,7 +240,7 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
         self.numbers: Iterator[int] = itertools.count()
         """Of its futures and tasks."""
         self.turns: int = 0
-        """Those since the last step of a task."""
+        """Those since the last step of a task that was not its cancel."""
         self._of_files = _Selector()
         self._of_files.loop = self
         super().__init__(self._of_files)

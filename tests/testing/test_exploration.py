@@ -459,6 +459,24 @@ async def test_a_cancelled_scope_of_anyio_waits_for_its_cleanup() -> None:
     await explore(program, seeds=5, disturb=["order"])
 
 
+async def test_time_passes_while_a_task_ignores_repeated_cancels() -> None:
+    """A scope of anyio cancels at every turn of the loop; a task that ignores this until a timer fires ends all the same."""
+
+    async def ignore_cancels() -> None:
+        timer = asyncio.ensure_future(asyncio.sleep(3))
+        while not timer.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([timer])
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ignore_cancels)
+            await asyncio.sleep(1)
+            tasks.cancel_scope.cancel()
+
+    await explore(program, seeds=5, disturb=["order"])
+
+
 async def test_a_problem_that_does_not_come_again_says_so() -> None:
     """What is not decided by the schedule cannot be repeated by it."""
     runs = 0

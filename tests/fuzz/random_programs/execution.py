@@ -440,8 +440,17 @@ class Execution(Recorder):
     @user("wait_for")
     async def do_wait_for(self, action: Action, place: Place) -> None:
         """`asyncio.wait_for`, whose time is never up, or with `m` always; its error is handled."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.child(action.scripts[0], place), 0 if action.m else 3600)
+        child = self.child(action.scripts[0], place)
+        if action.m == 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child, 3600)
+            return
+        task = asyncio.ensure_future(child)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(task, 0)
+        finally:  # if it is cancelled while it cancels the task, it leaves the task behind
+            await _ended([task])
 
     @user("shield")
     async def do_shield(self, action: Action, place: Place) -> None:
