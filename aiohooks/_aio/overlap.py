@@ -347,6 +347,7 @@ class Overlap(Waiting):
                             self._cancel_calls()
                         except GeneratorExit:  # the caller is being thrown away
                             self._cancel_calls()
+                            self._stop_grace_period()
                             raise
                     else:
                         # An anyio scope repeats its cancel at every turn of the loop until the task has left it.
@@ -355,8 +356,6 @@ class Overlap(Waiting):
             finally:
                 if waits is not None:
                     waits.end_wait(self, before)
-                if self._grace is not None:
-                    self._grace.cancel()
         self.finish()
 
     def finish(self) -> None:
@@ -371,7 +370,12 @@ class Overlap(Waiting):
         if self._errors is not None or self.failing:
             self._raise()
 
+    def _stop_grace_period(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+
     def _raise(self) -> None:
+        self._stop_grace_period()  # the calls may have ended before anything waited for them
         errors = [] if self._errors is None else [self._errors[number] for number in sorted(self._errors)]
         first: BaseException | None = self._outer
         cause = None if self.keeps_result else self._cause

@@ -183,6 +183,19 @@ async def test_a_time_limit_and_the_grace_period() -> None:
     assert await limited(perhaps(True), None, "the wait") == 6
 
 
+async def test_the_grace_period_ends_with_calls_that_nothing_waits_for() -> None:
+    """Calls that are ended, and are done before anything waits for them, leave no timer."""
+    with ManualClock() as clock:
+        calls = Calls([None], 9)
+        calls.start(0, forever, (), {}, None)
+        await ticks()
+        calls.end(ValueError("outside"))
+        await until_true(lambda: calls.left == 0)
+        with pytest.raises(ValueError, match="outside"):
+            await calls.wait()
+        assert clock.pending == 0
+
+
 async def test_the_time_of_a_call_begins_with_it() -> None:
     """A loop that is busy before the task of a call has begun takes nothing of its time."""
     with ManualClock() as clock:
