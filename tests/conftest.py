@@ -4,6 +4,7 @@ What needs a package or a program that is missing is left out, and the run ends 
 
 Options:
     --quick: a sample of the tests, on asyncio alone: see `sampled`. Failures are printed when they happen.
+    --of-the-day DATE: of each slow test, and of each test on uvloop, two cases, which the date chooses.
     --nothing-missing: what would be left out fails.
     --not-passed-in=FOLDER: not those tests that passed in the last run in this folder.
     --loop both|asyncio|uvloop: the loops to run async tests on. One test alone chooses by
@@ -56,6 +57,7 @@ collect_ignore_glob = [
     if importlib.util.find_spec(package) is None
 ]
 QUICK_CASES = 4  # with --quick
+DAILY_CASES = 2  # with --of-the-day
 PROJECT = Path(__file__).parent / "project"  # tests of the repository: its pages, its style, its tools
 LEFT_OUT = "left out: "
 PASSED = "aiohooks/passed"
@@ -66,6 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--loop", choices=("both", "asyncio", "uvloop"), default="both", help="event loops to run async tests on")
     parser.addoption("--tasks", choices=("plain", "eager", "python"), default="plain", help="what create_task makes")
     parser.addoption("--quick", action="store_true", help="only a sample of the tests, on asyncio")
+    parser.addoption("--of-the-day", metavar="DATE", help="of slow tests, and on uvloop, cases that the date chooses")
     parser.addoption("--nothing-missing", action="store_true", help="fail where a package or a program is missing")
     parser.addoption("--not-passed-in", type=Path, metavar="FOLDER", help="leave out what passed in the last run there")
     parser.addoption("--slow-disk", type=float, default=0.0, metavar="SECS", help="by how much each fsync takes longer")
@@ -196,6 +199,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--quick"):
         sample = sampled(chosen)
         chosen = [item for item in chosen if item in sample]
+    if (date := config.getoption("--of-the-day")) is not None:
+        sample = cases_of_the_day(chosen, date)
+        chosen = [item for item in chosen if item in sample]
     config.hook.pytest_deselected(items=[*{*items}.difference(chosen)])
     items[:] = chosen
     items.sort(key=lambda item: "integration" not in item.path.parts)
@@ -247,6 +253,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = [f"{what}: {count}" for what, count in sorted(left_out.items())]
     if terminalreporter.config.getoption("--quick"):
         lines.append(f"--quick: all but {QUICK_CASES} cases of each test, most slow tests, tests/project and uvloop")
+    if (date := terminalreporter.config.getoption("--of-the-day")) is not None:
+        lines.append(f"--of-the-day {date}: all but {DAILY_CASES} cases of each slow test, and of each test on uvloop")
     if (folder := terminalreporter.config.getoption("--not-passed-in")) is not None:
         lines.append(f"--not-passed-in: {len(passed_in(folder)):,} tests had passed before")
     if lines:
@@ -294,6 +302,21 @@ def sampled(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     for name, cases in tests.items():
         count = 1 if cases[0].get_closest_marker("slow") else QUICK_CASES
         chosen.update(random.Random(name).sample(cases, min(count, len(cases))))
+    return chosen
+
+
+def cases_of_the_day(items: Iterable[pytest.Item], date: str) -> set[pytest.Item]:
+    """Return all fast tests on asyncio, and of the others a few cases that the date chooses."""
+    tests = collections.defaultdict[str, list[pytest.Item]](list)
+    chosen = set[pytest.Item]()
+    for item in items:
+        name, _, case = item.nodeid.partition("[")
+        if item.get_closest_marker("slow") or case.startswith("uvloop"):
+            tests[name].append(item)
+        else:
+            chosen.add(item)
+    for name, cases in tests.items():
+        chosen.update(random.Random(f"{name} {date}").sample(cases, min(DAILY_CASES, len(cases))))
     return chosen
 
 

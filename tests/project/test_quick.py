@@ -1,4 +1,4 @@
-"""`--quick`, with which README runs the tests: which of them it runs, and how it shows what fails and what takes long."""
+"""The parts of the tests: `--quick`, which the README runs, and `--of-the-day`, which CI runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tests.support.source import ROOT
 
 pytest_plugins = ["pytester"]
 
-OPTIONS = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function", "--quick")
+ALL = ("-p", "tests.conftest", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+OPTIONS = (*ALL, "--quick")
 MARKERS = ("-o", "markers=slow\nsample")
 
 
@@ -42,6 +43,40 @@ def test_a_few_cases_of_each_test_are_run(pytester: pytest.Pytester) -> None:
         "test_without_cases",
         "test_sample",
     ]
+
+
+def test_the_date_chooses_cases(pytester: pytest.Pytester) -> None:
+    """All fast tests on asyncio are run, and two cases of each slow test and of each test on uvloop; other days have others."""
+    pytester.makepyfile(
+        """
+        import pytest
+
+        cases = pytest.mark.parametrize("number", range(20))
+
+        @cases
+        def test_fast(number): pass
+
+        @pytest.mark.slow
+        @cases
+        def test_slow(number): pass
+
+        @cases
+        async def test_on_both_loops(number): pass
+        """
+    )
+    days = dict[str, list[str]]()
+    for day in ("2026-01-01", "2026-01-02", "2026-01-01"):
+        shown = pytester.runpytest(
+            *ALL, *MARKERS, "-o", "asyncio_mode=auto", "--of-the-day", day, "--collect-only", "-q"
+        ).outlines
+        names = [line.partition("::")[2] for line in shown if "::" in line]
+        assert days.setdefault(day, names) == names
+        assert len([name for name in names if name.startswith("test_fast[")]) == 20
+        assert len([name for name in names if name.startswith("test_slow[")]) == 2
+        assert len([name for name in names if name.startswith("test_on_both_loops[asyncio")]) == 20
+        assert len([name for name in names if name.startswith("test_on_both_loops[uvloop")]) == 2
+    first, second = days.values()
+    assert first != second
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["one process", "xdist"])

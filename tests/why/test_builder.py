@@ -172,6 +172,7 @@ async def test_a_task_that_waits_for_a_condition_does_not_hold_its_lock(kind: Ca
         assert not found(text, r"\(held\) <- (perhaps )?task '(not )?notified'"), text
 
 
+@pytest.mark.plain_tasks  # an eager one would wait for itself before its name is bound
 async def test_futures_that_are_shielded_or_gathered() -> None:
     """What sets them is awaited: not the task that awaits them, and not the one that has made them."""
     async with starting() as start:
