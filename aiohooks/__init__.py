@@ -52,6 +52,7 @@ from aiohooks.errors import (
 if TYPE_CHECKING:
     from aiohooks import checkpoint as checkpoint
     from aiohooks import dispatch as dispatch
+    from aiohooks import graph as graph
     from aiohooks import hooks as hooks
     from aiohooks import session as session
     from aiohooks import stores as stores
@@ -59,16 +60,14 @@ if TYPE_CHECKING:
     from aiohooks._aio.clock import Clock, current_clock
     from aiohooks._aio.waits import Backoff
     from aiohooks.checkpoint import Saver
-    from aiohooks.checkpoint.stateful import Stateful
-    from aiohooks.dispatch.effects import Effect, effect
+    from aiohooks.dispatch.effects import effect
     from aiohooks.dispatch.group import HookGroup, compose, compose_functions
     from aiohooks.dispatch.hook import configure, in_order
     from aiohooks.dispatch.lifecycle import chain, point, wrap
-    from aiohooks.graph.graph import Graph, Operation, Placeholder, Variable, get_default_graph, in_thread
+    from aiohooks.graph.graph import Graph, in_thread
     from aiohooks.graph.session import Session
     from aiohooks.graph.variables import Variables
     from aiohooks.hooks import (
-        BlockingHook,
         CheckpointSaverHook,
         CheckpointSaverListener,
         EarlyStoppingHook,
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
         FeedFnHook,
         FinalOpsHook,
         GlobalStepWaiterHook,
-        HookTimingHook,
         JSONLinesHook,
         LambdaHook,
         LoggingHook,
@@ -100,7 +98,7 @@ if TYPE_CHECKING:
     from aiohooks.session.program import run
     from aiohooks.session.recovery import RecoveryPolicy
     from aiohooks.session.signals import SignalPolicy
-    from aiohooks.stores import MemoryStepStore, Position, StepStore, open_step_store
+    from aiohooks.stores import MemoryStepStore, StepStore, open_step_store
     from aiohooks.training import monitored_training_session
     from aiohooks.version_gate import VersionGate
 
@@ -112,14 +110,12 @@ __all__ = [
     "AsyncMonitoredSession",
     "AsyncSingularMonitoredSession",
     "Backoff",
-    "BlockingHook",
     "CheckpointSaverHook",
     "CheckpointSaverListener",
     "ChiefSessionCreator",
     "Clock",
     "Coordinator",
     "EarlyStoppingHook",
-    "Effect",
     "EffectsHook",
     "EvaluatorHook",
     "Every",
@@ -128,16 +124,12 @@ __all__ = [
     "GlobalStepWaiterHook",
     "Graph",
     "HookGroup",
-    "HookTimingHook",
     "JSONLinesHook",
     "LambdaHook",
     "LoggingHook",
     "MemoryStepStore",
     "NanHook",
-    "Operation",
     "OutOfRangeError",
-    "Placeholder",
-    "Position",
     "ProfilerHook",
     "ProgressHook",
     "PublisherFailedError",
@@ -151,7 +143,6 @@ __all__ = [
     "SessionRunHook",
     "SessionRunValues",
     "SignalPolicy",
-    "Stateful",
     "StepCounterHook",
     "StepStore",
     "StepTimeoutError",
@@ -160,7 +151,6 @@ __all__ = [
     "StopRequestedError",
     "SummarySaverHook",
     "UnavailableError",
-    "Variable",
     "Variables",
     "VersionGate",
     "VersionGateHook",
@@ -172,7 +162,6 @@ __all__ = [
     "configure",
     "current_clock",
     "effect",
-    "get_default_graph",
     "hook",
     "in_order",
     "in_thread",
@@ -193,12 +182,11 @@ if not TYPE_CHECKING:
             "aiohooks._aio.clock": ("Clock", "current_clock"),
             "aiohooks._aio.waits": ("Backoff",),
             "aiohooks.checkpoint": ("Saver",),
-            "aiohooks.checkpoint.stateful": ("Stateful",),
-            "aiohooks.dispatch.effects": ("Effect", "effect"),
+            "aiohooks.dispatch.effects": ("effect",),
             "aiohooks.dispatch.group": ("HookGroup", "compose", "compose_functions"),
             "aiohooks.dispatch.hook": ("configure", "in_order"),
             "aiohooks.dispatch.lifecycle": ("chain", "point", "wrap"),
-            "aiohooks.graph.graph": ("Graph", "Operation", "Placeholder", "Variable", "get_default_graph", "in_thread"),
+            "aiohooks.graph.graph": ("Graph", "in_thread"),
             "aiohooks.graph.session": ("Session",),
             "aiohooks.graph.variables": ("Variables",),
             "aiohooks.hooks.every": ("Every",),
@@ -209,10 +197,10 @@ if not TYPE_CHECKING:
             "aiohooks.session.program": ("run",),
             "aiohooks.session.recovery": ("RecoveryPolicy",),
             "aiohooks.session.signals": ("SignalPolicy",),
-            "aiohooks.stores": ("MemoryStepStore", "Position", "StepStore", "open_step_store"),
+            "aiohooks.stores": ("MemoryStepStore", "StepStore", "open_step_store"),
             "aiohooks.training": ("monitored_training_session",),
             "aiohooks.version_gate": ("VersionGate",),
         },
-        packages=("checkpoint", "dispatch", "hooks", "session", "stores", "version_gate"),
+        packages=("checkpoint", "dispatch", "graph", "hooks", "session", "stores", "version_gate"),
     )
     del lazy_names

@@ -119,7 +119,7 @@ class Service:
         self.variables = ah.Variables()
         self._rows_per_sec = rows_per_sec
         graph = build_graph()
-        timing = ah.HookTimingHook()
+        timing = ah.hooks.HookTimingHook()
         saver = ah.CheckpointSaverHook(every=ah.Every(steps=checkpoint_every, secs=30))
         session = ah.AsyncMonitoredSession(
             ah.ChiefSessionCreator(graph, checkpoint_dir=checkpoint_dir, variables=self.variables),

@@ -150,7 +150,7 @@ async def main(options: argparse.Namespace) -> int | None:
         hooks.append(ah.JSONLinesHook(options.records, ["loss", "rate"]))
     if options.checkpoint_dir is not None:
         hooks.append(ah.CheckpointSaverHook(every=every))
-    tracked: dict[str, ah.Stateful] = {
+    tracked: dict[str, ah.checkpoint.Stateful] = {
         "model": training.model,
         "optimizer": training.optimizer,
         "scheduler": training.scheduler,

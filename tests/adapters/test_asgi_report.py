@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from aiohooks import AsyncMonitoredSession, HookTimingHook, MemoryStepStore, NanHook, SessionRunHook, configure
+from aiohooks import AsyncMonitoredSession, MemoryStepStore, NanHook, SessionRunHook, configure
 from aiohooks.adapters.asgi import SessionService
 from aiohooks.errors import InvalidArgumentError
+from aiohooks.hooks import HookTimingHook
 from tests.support.asgi import Exchange, ask
 from tests.support.services import FeedQueue, SlowToOpen, make_service, serving, step
 from tests.support.waiting import ticks

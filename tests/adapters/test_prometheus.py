@@ -103,7 +103,7 @@ async def test_what_has_become_of_the_calls_of_hooks(registry: CollectorRegistry
 
 async def test_hooks(clock: ManualClock, registry: CollectorRegistry) -> None:
     """The calls of each watched hook are a histogram, whose classes include their bounds; blocking is counted apart."""
-    timing = ah.HookTimingHook(warn_secs=100)
+    timing = ah.hooks.HookTimingHook(warn_secs=100)
     slow = Slow(clock, 0.25, 0.5, 5.0, 60.0, 61.0)
     labels = {"hook": "Slow", "method": "before_run"}
     async with shown(registry, *timing.watch([slow]), shows={"timing": timing}) as session:
@@ -227,7 +227,7 @@ async def test_a_scrape_goes_without_the_session_of_a_blocked_loop(registry: Col
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # which loop the server is in makes no difference to a scrape
 async def test_prometheus_scrapes_a_service(tmp_path: Path, registry: CollectorRegistry) -> None:
     """`/metrics` of a service under uvicorn answers a scrape over HTTP, in both text formats, with the session's series."""
-    feeds, timing = FeedQueue(), ah.HookTimingHook()
+    feeds, timing = FeedQueue(), ah.hooks.HookTimingHook()
     saver = ah.CheckpointSaverHook(tmp_path, every=ah.Every(steps=2))
     metrics = PrometheusHook(registry=registry, timing=timing, saver=saver)
     service = make_service(feeds, [metrics, *timing.watch([saver])], metrics=metrics, timing=timing)

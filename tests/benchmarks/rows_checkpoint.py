@@ -35,7 +35,7 @@ FEW = 20
 class Training:
     """A session that trains step by step, with a `CheckpointSaverHook` that saves on request."""
 
-    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, saver: Saver, **tracked: ah.Stateful) -> None:
+    def __init__(self, graph: ah.Graph, few: int, clock: ManualClock, saver: Saver, **tracked: ah.checkpoint.Stateful) -> None:
         """Takes a graph whose train operations are run in turn, and what they change besides its variables."""
         self.variables = ah.Variables()
         self.saver = saver
@@ -143,7 +143,7 @@ def _feeds() -> dict[str, Any]:
 
 @asynccontextmanager
 async def opened_training(
-    graph: ah.Graph, counts: Counts, *, mirrored: bool = False, **tracked: ah.Stateful
+    graph: ah.Graph, counts: Counts, *, mirrored: bool = False, **tracked: ah.checkpoint.Stateful
 ) -> AsyncIterator[Training]:
     """Open the session of a training, and make a few steps."""
     few = min(FEW, counts.rounds)

@@ -180,7 +180,7 @@ async def silent_hooks(counts: Counts) -> AsyncIterator[Setup]:
 async def no_effects(counts: Counts) -> AsyncIterator[Setup]:
     """Where effects could be recorded and none is."""
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         pass
 
     hooks = [ah.EffectsHook({"publish": deliver, "charge": deliver}, when="commit"), *(NoOpHook() for _ in range(HOOKS))]

@@ -43,17 +43,17 @@ class Waiting:
             raise ValueError("failed")
 
 
-def group(given: list[tuple[ah.Effect, ...]], *hooks: object) -> ah.HookGroup[Points]:
+def group(given: list[tuple[ah.dispatch.Effect, ...]], *hooks: object) -> ah.HookGroup[Points]:
     return ah.HookGroup(Points, hooks, name="points", effects=given.append)
 
 
-def kinds(given: list[tuple[ah.Effect, ...]]) -> list[list[str]]:
+def kinds(given: list[tuple[ah.dispatch.Effect, ...]]) -> list[list[str]]:
     return [[one.kind for one in effects] for effects in given]
 
 
 async def test_a_call_hands_its_effects_over_together() -> None:
     """Once for each call that has any, in order, with unique keys; by a method of `hooks` or by `call`."""
-    given: list[tuple[ah.Effect, ...]] = []
+    given: list[tuple[ah.dispatch.Effect, ...]] = []
     points = group(given, Quick(), Waiting())
     await points.hooks.called()
     await points.call(Points.called)
@@ -67,7 +67,7 @@ async def test_a_call_hands_its_effects_over_together() -> None:
 
 async def test_a_call_that_fails_hands_nothing_over() -> None:
     """Neither the effects of the hook that failed nor those of the others; the next call has its own."""
-    given: list[tuple[ah.Effect, ...]] = []
+    given: list[tuple[ah.dispatch.Effect, ...]] = []
     hooks = group(given, Quick(), Waiting()).hooks
     with pytest.raises(ValueError, match="failed"):
         await hooks.called(fails=True)
@@ -85,14 +85,14 @@ async def test_an_await_of_the_key_changes_nothing() -> None:
             keys.append(await ah.effect("awaited"))
             keys.append(ah.effect("plain"))
 
-    given: list[tuple[ah.Effect, ...]] = []
+    given: list[tuple[ah.dispatch.Effect, ...]] = []
     await group(given, Awaits()).hooks.called()
     assert keys == [one.key for one in given[0]]
 
 
 async def test_concurrent_calls_have_their_own() -> None:
     """One that fails takes nothing from another."""
-    given: list[tuple[ah.Effect, ...]] = []
+    given: list[tuple[ah.dispatch.Effect, ...]] = []
     hooks = group(given, Waiting()).hooks
     await asyncio.gather(hooks.called(), hooks.called(fails=True), hooks.called(), return_exceptions=True)
     assert kinds(given) == [["waiting"], ["waiting"]]
@@ -100,7 +100,7 @@ async def test_concurrent_calls_have_their_own() -> None:
 
 async def test_a_method_of_either_kind_records_until_it_was_awaited() -> None:
     """Its hooks may wait, though it is no coroutine function."""
-    given: list[tuple[ah.Effect, ...]] = []
+    given: list[tuple[ah.dispatch.Effect, ...]] = []
 
     class Either:
         def either(self) -> Awaitable[None] | None: ...
@@ -157,9 +157,9 @@ async def test_without_effects_nothing_can_be_recorded_outside_of_a_run() -> Non
 async def test_in_a_run_the_group_records_for_the_session() -> None:
     """Without `effects=` as part of the run; with it, for itself, and the run's own context still records for the run."""
     got: list[str] = []
-    given: list[tuple[ah.Effect, ...]] = []
+    given: list[tuple[ah.dispatch.Effect, ...]] = []
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         got.append(effect.key)
 
     class InRun(ah.SessionRunHook):

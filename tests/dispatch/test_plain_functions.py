@@ -192,7 +192,7 @@ class Blocking:
         return text + "!"
 
 
-@pytest.mark.parametrize("wrap", [ah.BlockingHook, functools.partial(ah.configure, thread=True)])
+@pytest.mark.parametrize("wrap", [ah.hooks.BlockingHook, functools.partial(ah.configure, thread=True)])
 async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any], Any]) -> None:
     """Sync and async hooks share a group; what a thread leaves in its context is the caller's."""
 
@@ -208,7 +208,7 @@ async def test_blocking_hooks_of_a_group_overlap_in_threads(wrap: Callable[[Any]
     assert await group.call(Calls.on, "x") == ["x!", "async", "x!"]
     assert variable.get() == "x"
     assert threading.get_ident() not in first.threads + second.threads
-    group.remove(given if isinstance(given, ah.BlockingHook) else second)
+    group.remove(given if isinstance(given, ah.hooks.BlockingHook) else second)
     assert [one.name for one in group.status()] == ["Blocking#1", "Async"]
 
 
@@ -224,7 +224,7 @@ def test_a_thread_that_cannot_be_is_refused() -> None:
     with refused(InvalidHookError, "Blocking.on is not a coroutine function", "configure(hook, thread=True)"):
         ah.compose(Calls, [Blocking()])
     with refused(InvalidHookError, "Both.plain is called as a plain method, which cannot wait for a thread"):
-        ah.compose(Calls, [ah.BlockingHook(Both())])
+        ah.compose(Calls, [ah.hooks.BlockingHook(Both())])
     with refused(InvalidHookError, "Async is to be called in a thread, but has no plain method"):
         ah.compose(Calls, [ah.configure(Async(), thread=True)])
     with refused(InvalidHookError, "FinalOpsHook has thread=True, which is for hooks of a group", "BlockingHook(hook)"):
@@ -233,7 +233,7 @@ def test_a_thread_that_cannot_be_is_refused() -> None:
 
 async def test_a_blocking_hook_of_a_session_in_a_group() -> None:
     """Where the lifecycle is that of a session, it is called as a session calls it."""
-    group = ah.HookGroup(ah.SessionRunHook, [ah.BlockingHook(Ending())])
+    group = ah.HookGroup(ah.SessionRunHook, [ah.hooks.BlockingHook(Ending())])
     await group.hooks.close(None)
     assert Ending.ended.pop() is None
 
@@ -248,7 +248,7 @@ class Ending:
 async def test_a_hook_of_a_group_is_none_of_a_session() -> None:
     """An object with methods of another lifecycle is refused when the session begins."""
     with pytest.raises(InvalidHookError, match="has none of the methods of a hook: begin"):
-        async with ah.AsyncMonitoredSession(ah.Graph(), [ah.BlockingHook(Blocking())]):
+        async with ah.AsyncMonitoredSession(ah.Graph(), [ah.hooks.BlockingHook(Blocking())]):
             pass
 
 

@@ -121,8 +121,8 @@ class Life:
         if self.program.waits and self.rng.random() < 0.3:
             await sleep(self.rng.uniform(0, 0.003))
 
-    def handler(self, kind: str) -> Callable[[ah.Effect], Any]:
-        async def deliver(effect: ah.Effect) -> None:
+    def handler(self, kind: str) -> Callable[[ah.dispatch.Effect], Any]:
+        async def deliver(effect: ah.dispatch.Effect) -> None:
             self.event()
             if kind == "charge":
                 await sleep(self.rng.uniform(0, 0.004))

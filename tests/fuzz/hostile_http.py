@@ -230,7 +230,7 @@ class Attack(logging.Handler):
             self.runs += 1
             return 1 / self.runs
 
-        timing = ah.HookTimingHook(warn_secs=60)
+        timing = ah.hooks.HookTimingHook(warn_secs=60)
         self.steps = ah.MemoryStepStore()
         self.session = ah.AsyncMonitoredSession(graph, timing.watch([ah.NanHook("step")]), global_step=self.steps)
         self.open = SessionService(self.session, self._loop, timing=timing, refresh_secs=0.05)

@@ -53,7 +53,7 @@ async def test_unique_names() -> None:
 
     class NormHook(ah.SessionRunHook):
         async def begin(self) -> None:
-            graph = ah.get_default_graph()
+            graph = ah.graph.get_default_graph()
             self.norm = graph.operation(name=graph.unique_name("norm"))(lambda total: abs(total))
 
         async def before_run(self, run_context: ah.SessionRunContext) -> ah.SessionRunArgs:
@@ -245,7 +245,7 @@ async def test_begin_may_add_to_the_default_graph() -> None:
 
     async def add() -> None:
         await asyncio.sleep(0)
-        ah.get_default_graph().operation(name="added")(lambda total: total + 0.5)
+        ah.graph.get_default_graph().operation(name="added")(lambda total: total + 0.5)
 
     async with ah.AsyncMonitoredSession(counting_graph(), [PhaseHook("begin", add)]) as session:
         assert await session.run("added") == 0.5
@@ -253,17 +253,17 @@ async def test_begin_may_add_to_the_default_graph() -> None:
 
 async def test_the_default_graph_belongs_to_the_context() -> None:
     """`as_default` holds inside its block and its tasks only; without it a context keeps one graph of its own."""
-    own = ah.get_default_graph()
+    own = ah.graph.get_default_graph()
     assert isinstance(own, ah.Graph)
-    assert ah.get_default_graph() is own
+    assert ah.graph.get_default_graph() is own
     graph = ah.Graph()
     with graph.as_default() as same:
         assert same is graph
-        assert await asyncio.create_task(asyncio.to_thread(ah.get_default_graph)) is graph
+        assert await asyncio.create_task(asyncio.to_thread(ah.graph.get_default_graph)) is graph
         with ah.Graph().as_default() as inner:
-            assert ah.get_default_graph() is inner
-        assert ah.get_default_graph() is graph
-    assert ah.get_default_graph() is own
+            assert ah.graph.get_default_graph() is inner
+        assert ah.graph.get_default_graph() is graph
+    assert ah.graph.get_default_graph() is own
 
 
 def test_a_graph_lists_its_nodes() -> None:

@@ -24,10 +24,10 @@ class GraphHook(EveryPhaseHook):
         self._suspend = suspend
 
     async def in_phase(self, phase: str, *args: Any) -> None:
-        self.seen.setdefault(phase, set()).add(ah.get_default_graph())
+        self.seen.setdefault(phase, set()).add(ah.graph.get_default_graph())
         if self._suspend:
             await asyncio.sleep(0)
-            self.seen[phase].add(ah.get_default_graph())
+            self.seen[phase].add(ah.graph.get_default_graph())
 
 
 def phases_of(graph: ah.Graph, *without: str) -> dict[str, set[ah.Graph]]:
@@ -39,14 +39,14 @@ def phases_of(graph: ah.Graph, *without: str) -> dict[str, set[ah.Graph]]:
 @pytest.mark.parametrize("suspend", [False, True])
 async def test_every_method_of_a_hook_sees_the_sessions_graph(suspend: bool) -> None:
     """In each method, whether hooks overlap or not, the session's graph is the default one; outside, nothing changes."""
-    own = ah.get_default_graph()
+    own = ah.graph.get_default_graph()
     graph = counting_graph()
     hooks = [GraphHook(suspend=suspend) for _ in range(3)]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
-        assert ah.get_default_graph() is own
+        assert ah.graph.get_default_graph() is own
         await session.run("train")
-        assert ah.get_default_graph() is own
-    assert ah.get_default_graph() is own
+        assert ah.graph.get_default_graph() is own
+    assert ah.graph.get_default_graph() is own
     assert [hook.seen for hook in hooks] == [phases_of(graph)] * 3
 
 
@@ -63,7 +63,7 @@ async def test_it_does_not_depend_on_the_caller() -> None:
     with ah.Graph().as_default() as other:
         await session.run("train")
         await elsewhere(session.run("train"))
-        assert ah.get_default_graph() is other
+        assert ah.graph.get_default_graph() is other
         await second.run("train")
         await elsewhere(session.aclose())
     await second.aclose()
@@ -94,12 +94,12 @@ async def test_a_recovered_session() -> None:
 
     @graph.operation
     async def fails() -> None:
-        seen.append(ah.get_default_graph())
+        seen.append(ah.graph.get_default_graph())
         if failures:
             raise failures.pop()
 
     async def local_init(session: ah.Session) -> None:
-        seen.append(ah.get_default_graph())
+        seen.append(ah.graph.get_default_graph())
 
     creator = ah.ChiefSessionCreator(graph, scaffold=ah.Scaffold(local_init_fn=local_init))
     async with ah.AsyncMonitoredSession(creator, [hook], recovery=NO_BACKOFF) as session:
@@ -117,16 +117,16 @@ async def test_threads_and_background_calls() -> None:
     class Plain:
         def close(self, exc: BaseException | None) -> None:
             assert threading.current_thread() is not threading.main_thread()
-            seen["thread"] = ah.get_default_graph()
+            seen["thread"] = ah.graph.get_default_graph()
 
     async def look() -> None:
         await run_ended.wait()
-        seen["task"] = ah.get_default_graph()
+        seen["task"] = ah.graph.get_default_graph()
 
     async def start(run_context: ah.SessionRunContext) -> None:
         tasks.append(asyncio.create_task(look()))
 
-    hooks: list[Any] = [ah.BlockingHook(Plain()), ah.configure(background, background=True), PhaseHook("before_run", start)]
+    hooks: list[Any] = [ah.hooks.BlockingHook(Plain()), ah.configure(background, background=True), PhaseHook("before_run", start)]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
         await session.run("train")
         run_ended.set()
@@ -147,15 +147,15 @@ async def test_sessions_in_overlapping_hooks(phase: str) -> None:
             await asyncio.sleep(0)
             async with ah.AsyncMonitoredSession(graph, [hook]) as session:
                 await session.run("train")
-                seen.append(ah.get_default_graph())
-            seen.append(ah.get_default_graph())
+                seen.append(ah.graph.get_default_graph())
+            seen.append(ah.graph.get_default_graph())
 
         return PhaseHook(phase, nest)
 
-    own = ah.get_default_graph()
+    own = ah.graph.get_default_graph()
     async with ah.AsyncMonitoredSession(outer, [nesting(*one) for one in nested]) as session:
         await session.run("train")
-        assert ah.get_default_graph() is own
+        assert ah.graph.get_default_graph() is own
     assert seen == [outer] * 6
     assert [hook.seen for _, hook in nested] == [phases_of(graph) for graph, _ in nested]
 
@@ -167,11 +167,11 @@ async def test_as_default_inside_a_hook() -> None:
 
     async def choose(run_context: ah.SessionRunContext) -> None:
         with other.as_default():
-            seen.append(ah.get_default_graph())
+            seen.append(ah.graph.get_default_graph())
             async with ah.AsyncMonitoredSession(inner, [hook]) as session:
                 await session.run("train")
-                seen.append(ah.get_default_graph())
-        seen.append(ah.get_default_graph())
+                seen.append(ah.graph.get_default_graph())
+        seen.append(ah.graph.get_default_graph())
 
     async with ah.AsyncMonitoredSession(outer, [PhaseHook("before_run", choose)]) as session:
         await session.run("train")

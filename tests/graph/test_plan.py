@@ -86,7 +86,7 @@ async def test_results_of_a_step_are_inputs() -> None:
         return {"loss": 2 * x, "train/norm": 3 * x}
 
     async def add() -> None:
-        graph = ah.get_default_graph()
+        graph = ah.graph.get_default_graph()
         graph.operation(name="squared")(lambda loss, missing=0: loss * loss + missing)
         graph.operation(name="both", inputs=["loss", "train/norm"])(lambda a, b: a + b)
 

@@ -46,7 +46,7 @@ async def test_a_graph_with_more_variables_brings_their_initial_values() -> None
     await run_session(ah.AsyncMonitoredSession(graph, variables=variables), 1, "train")
 
     async def add() -> None:
-        ah.get_default_graph().variable("extra", lambda: 7)
+        ah.graph.get_default_graph().variable("extra", lambda: 7)
 
     async with ah.AsyncMonitoredSession(graph, [PhaseHook("begin", add)], variables=variables) as session:
         assert await session.run(["total", "extra"]) == [1, 7]

@@ -20,9 +20,9 @@ from tests.support.sessions import counting_graph, double, run_session
 from tests.support.waiting import HANG_SECS, ticks, until_true
 
 
-def plain(**methods: Callable[..., Any]) -> ah.BlockingHook:
+def plain(**methods: Callable[..., Any]) -> ah.hooks.BlockingHook:
     """Make a hook of an object with these plain methods."""
-    return ah.BlockingHook(type("Plain", (), {name: staticmethod(method) for name, method in methods.items()})())
+    return ah.hooks.BlockingHook(type("Plain", (), {name: staticmethod(method) for name, method in methods.items()})())
 
 
 def slow_graph() -> tuple[ah.Graph, asyncio.Event]:
@@ -76,7 +76,7 @@ async def test_the_session_of_a_thread_is_plain() -> None:
 
     class Plain:
         def begin(self) -> None:  # the session's graph is the default one
-            ah.get_default_graph().operation(name="added")(lambda total: total + 5)
+            ah.graph.get_default_graph().operation(name="added")(lambda total: total + 5)
 
         def after_create_session(self, session: Any, coord: ah.Coordinator) -> None:
             seen.append(session.run(["total", "added"]))
@@ -96,7 +96,7 @@ async def test_the_session_of_a_thread_is_plain() -> None:
             seen.append(repr(session))
 
     graph = counting_graph()
-    async with ah.AsyncMonitoredSession(graph, [ah.BlockingHook(Plain())]) as session:
+    async with ah.AsyncMonitoredSession(graph, [ah.hooks.BlockingHook(Plain())]) as session:
         await session.run("train")
         assert session.should_stop()
     assert seen[:-1] == [[0, 5], {"total": 0}, (1, 1, True), 70, 1]
@@ -110,7 +110,7 @@ class RateHook:
         self.record: list[Any] = []
 
     def begin(self) -> None:
-        graph = ah.get_default_graph()
+        graph = ah.graph.get_default_graph()
         self._half = graph.operation(name=graph.unique_name("half"))(lambda rate: rate / 2)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
@@ -125,7 +125,7 @@ class RateHook:
         self.record.append("stopped")
 
     def before_run(self, run_context: Any) -> ah.SessionRunArgs:
-        return ah.SessionRunArgs([self._half, ah.get_default_graph().global_step])
+        return ah.SessionRunArgs([self._half, ah.graph.get_default_graph().global_step])
 
     def after_run(self, run_context: Any, run_values: ah.SessionRunValues) -> None:
         self.record.append((run_values.results, self._session.run("global_step"), run_context.session.variables.snapshot()))
@@ -149,7 +149,7 @@ async def test_a_hook_that_was_written_for_tensorflow_runs_unchanged() -> None:
     graph.variable("rate", 0.0)
     graph.train_op(name="train")(lambda rate: rate)
     rates = RateHook()
-    hook = ah.BlockingHook(rates)
+    hook = ah.hooks.BlockingHook(rates)
     for _ in range(2):  # it can be used again
         rates.record.clear()
         async with ah.AsyncMonitoredSession(graph, [hook]) as session:
@@ -209,7 +209,7 @@ async def test_a_cancel_ends_what_a_thread_waits_for(of_session: bool) -> None:
     graph, started = slow_graph()
 
     async def train() -> None:
-        async with ah.AsyncMonitoredSession(graph, [ah.BlockingHook(Plain())]) as session:
+        async with ah.AsyncMonitoredSession(graph, [ah.hooks.BlockingHook(Plain())]) as session:
             running = asyncio.current_task() if of_session else asyncio.create_task(session.run("one"))
             assert running is not None
             canceller = asyncio.create_task(cancel(running))
@@ -337,7 +337,7 @@ async def test_attributes_of_the_object() -> None:
         def __repr__(self) -> str:
             return "Logs()"
 
-    hook = ah.BlockingHook(Logs())
+    hook = ah.hooks.BlockingHook(Logs())
     assert (hook.order, hook.timeout, hook.on_error) == (-5, 30.0, "log")
     assert repr(hook) == "BlockingHook(Logs())"
     async with ah.AsyncMonitoredSession(double, [hook]) as session:

@@ -43,7 +43,7 @@ def versions() -> ah.MemoryStepStore:
 
 
 HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
-    "BlockingHook": lambda _: ah.BlockingHook(Plain()),
+    "BlockingHook": lambda _: ah.hooks.BlockingHook(Plain()),
     "CheckpointSaverHook": lambda folder: ah.CheckpointSaverHook(folder, every=EVERY_RUN),
     "EarlyStoppingHook": lambda _: ah.EarlyStoppingHook("loss", patience=5),
     "EvaluatorHook": lambda _: EvaluatorHook(evaluate, every=EVERY_RUN),
@@ -51,7 +51,7 @@ HOOKS: dict[str, Callable[[Path], ah.SessionRunHook]] = {
     "FeedFnHook": lambda _: ah.FeedFnHook(dict),
     "FinalOpsHook": lambda _: ah.FinalOpsHook("loss"),
     "GlobalStepWaiterHook": lambda _: ah.GlobalStepWaiterHook(wait_until_step=0),
-    "HookTimingHook": lambda _: ah.HookTimingHook(),
+    "HookTimingHook": lambda _: ah.hooks.HookTimingHook(),
     "JSONLinesHook": lambda folder: ah.JSONLinesHook(folder / "losses.jsonl", ["loss"]),
     "LambdaHook": lambda _: ah.LambdaHook(after_run=lambda *_: None),
     "LoggingHook": lambda _: ah.LoggingHook(["loss"], every=EVERY_RUN),

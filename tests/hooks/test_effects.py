@@ -38,7 +38,7 @@ class Receiver:
         self.errors = [*errors]
         self.received = asyncio.Event()
 
-    async def __call__(self, effect: ah.Effect) -> None:
+    async def __call__(self, effect: ah.dispatch.Effect) -> None:
         self.calls += 1
         error = self.errors.pop(0) if self.errors else None
         if error is not None:
@@ -70,7 +70,7 @@ async def step() -> dict[str, int]:
 async def step_without_effects() -> None: ...
 
 
-async def later_than(effect: ah.Effect, clock: object) -> None: ...
+async def later_than(effect: ah.dispatch.Effect, clock: object) -> None: ...
 
 
 def chief(path: Any, fn: Any = step) -> ah.ChiefSessionCreator:
@@ -249,7 +249,7 @@ async def test_a_recovery_drops_the_effects_of_undone_steps(
     """They are counted in a warning, and recorded again with their steps under the same keys. In memory, nothing is undone."""
     payloads: list[tuple[str, str]] = []
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         payloads.append((effect.key, effect.payload))
 
     made: list[str] = []
@@ -274,7 +274,7 @@ async def test_a_delivery_continues_over_a_recovery(tmp_path: Path) -> None:
     begun, gate = asyncio.Event(), asyncio.Event()
     receiver = Receiver()
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         begun.set()
         await gate.wait()
         await receiver(effect)
@@ -315,7 +315,7 @@ async def test_the_next_process_delivers_what_is_left(tmp_path: Path, caplog: py
     assert [key.partition("/")[2] for key in receiver.keys] == ["1/step/1", "2/step/1", "3/step/1"]
 
 
-async def blocked(effect: ah.Effect) -> None:
+async def blocked(effect: ah.dispatch.Effect) -> None:
     """Never return."""
     await asyncio.Event().wait()
 
@@ -383,7 +383,7 @@ async def test_numbers_do_not_depend_on_the_order_of_concurrent_hooks() -> None:
     async def keys(first: list[int], second: list[int]) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {}
 
-        async def deliver(effect: ah.Effect) -> None:
+        async def deliver(effect: ah.dispatch.Effect) -> None:
             found.setdefault(effect.payload, set()).add(effect.key)
 
         graph = ah.Graph()
@@ -466,7 +466,7 @@ async def test_an_operation_that_is_repeated_records_once(name: str) -> None:
 
     delivered: list[tuple[str, int]] = []
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         delivered.append((effect.key, effect.payload))
 
     variables = ah.Variables()
@@ -492,7 +492,7 @@ async def test_blocking_code_records_too() -> None:
 
     graph = ah.Graph()
     graph.operation(name="threaded", thread=True)(lambda: ah.effect("publish"))
-    hooks = [ah.BlockingHook(Plain()), effects(publish=receiver, when="commit")]
+    hooks = [ah.hooks.BlockingHook(Plain()), effects(publish=receiver, when="commit")]
     async with ah.AsyncMonitoredSession(graph, hooks) as session:
         assert await session.run("threaded") == "r/1/threaded/1"
     assert receiver.keys == ["r/1/threaded/1", "r/1/BlockingHook/1", "r/1/BlockingHook/2"]
@@ -682,7 +682,7 @@ async def test_a_payload_is_copied(tmp_path: Path) -> None:
         ah.effect("publish", payload)
         payload["a"].append("changed")
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         got.append(effect.payload)
 
     await kill_after(chief(tmp_path, changing), [effects(publish=blocked), saving(None)], 1)
@@ -698,7 +698,7 @@ async def test_a_key_is_a_payload() -> None:
         key = ah.effect("publish", "first")
         ah.effect("publish", {key: [key]})
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         got.append(effect.payload)
 
     await train(refers, [effects(publish=deliver, when="commit")], 1)
@@ -710,7 +710,7 @@ async def test_what_a_handler_does_to_a_payload_is_its_own() -> None:
     """A repetition gets what was recorded."""
     got: list[Any] = []
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         got.append([*effect.payload])
         effect.payload.append("changed")
         if len(got) == 1:
@@ -814,7 +814,7 @@ async def test_a_handler_that_was_cancelled_by_others_is_repeated() -> None:
     """A future that it awaits is cancelled: that is a failure like any other, and ends nothing."""
     receiver = Receiver()
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         if not receiver.calls:
             receiver.calls += 1
             future = asyncio.get_running_loop().create_future()
@@ -842,7 +842,7 @@ async def test_runs_wait_while_too_much_is_not_delivered() -> None:
     """The run that has recorded the last one of `max_pending` ends when there is room, or at a stop."""
     gate = asyncio.Semaphore(0)
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         await gate.acquire()
 
     hook = effects(publish=deliver, when="commit", max_pending=2, drain_secs=0)
@@ -895,7 +895,7 @@ async def test_why_names_the_delivery_that_is_waited_for() -> None:
     """With the line of its handler, and how many are left: where there is no room, and at the end."""
     release = asyncio.Event()
 
-    async def slow(effect: ah.Effect) -> None:
+    async def slow(effect: ah.dispatch.Effect) -> None:
         await release.wait()
 
     async with ah.AsyncMonitoredSession(step, [effects(publish=slow, when="commit", max_pending=1)]) as session:
@@ -977,7 +977,7 @@ async def program(folder: Path) -> None:
     """Train three steps, whose effects the receiver writes to a file; check them where the training ends cleanly."""
     receiver = folder / "receiver"
 
-    async def receive(effect: ah.Effect) -> None:
+    async def receive(effect: ah.dispatch.Effect) -> None:
         with receiver.open("a") as file:
             file.write(f"{effect.key} {effect.payload}\n")
 

@@ -209,7 +209,7 @@ VALUES: list[Case] = [
     (ah.StepCounterHook, {"on_rate": 5}, "on_rate is 5", "function"),
     (ah.FeedFnHook, {"feed_fn": {"x": 1}}, "feed_fn is {'x': 1}", "give a function"),
     (ah.FinalOpsHook, {"final_ops": "loss", "feed_dict": 5}, "feed_dict is 5", "give a mapping"),
-    (ah.BlockingHook, {"obj": Observer(), "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
+    (ah.hooks.BlockingHook, {"obj": Observer(), "grace_secs": -1}, "grace_secs is -1", "seconds, 0 or more"),
     (evaluator, {"eval_fn": 5}, "eval_fn is 5", "give a function"),
     (evaluator, {"every": 5}, "every is 5", "give an Every: Every(steps=5) or Every(secs=5)"),
     (evaluator, {"every": "5s"}, "every is '5s'", "give an Every: Every(steps=...) or Every(secs=...)"),
@@ -260,8 +260,8 @@ VALUES: list[Case] = [
         for make, values in ((ah.SummarySaverHook, {"values": ["loss"]}), (SummaryWriter, {}))
         for options, says in SUMMARIES
     ),
-    (ah.HookTimingHook, {"warn_secs": 0}, "warn_secs is 0", ""),
-    (ah.HookTimingHook, {"every": 3}, "every is 3", ""),
+    (ah.hooks.HookTimingHook, {"warn_secs": 0}, "warn_secs is 0", ""),
+    (ah.hooks.HookTimingHook, {"every": 3}, "every is 3", ""),
     (ah.LambdaHook, {}, "no function was given", ""),
     (ah.LambdaHook, {"end": 5}, "end is 5", "give a function"),
     (ah.LambdaHook, {"end": print, "every": ah.Every(steps=1)}, "neither before_run nor after_run", ""),
@@ -381,7 +381,7 @@ class AsyncObserver:
 def test_a_blocking_hook_wraps_an_object_with_plain_methods(obj: Any, says: tuple[str, ...]) -> None:
     """`BlockingHook` refuses an object without a method of a hook, and one that needs no wrapping."""
     with refused(ah.errors.InvalidHookError, *says):
-        ah.BlockingHook(obj)
+        ah.hooks.BlockingHook(obj)
 
 
 @pytest.mark.parametrize("secs", [-1, math.inf, NAN])

@@ -136,7 +136,7 @@ async def test_variables_that_are_there_are_not_restored(tmp_path: Path) -> None
 async def test_a_recovery_restores_the_newest_checkpoint(tmp_path: Path) -> None:
     """Variables, tracked objects, hooks and the step are restored; the run is repeated and ends with the same bits."""
     whole = await uninterrupted(tmp_path, 6)
-    record, steps, seen = list[str](), ah.MemoryStepStore(), list[ah.Position]()
+    record, steps, seen = list[str](), ah.MemoryStepStore(), list[ah.stores.Position]()
     hook, loader = Remembering("hook", record), Remembering("loader", record)
     hooks = [FaultInjectionHook({("before_run", 6): LOST}), hook, saving(None, every=ah.Every(steps=2))]
     creator = chief(tmp_path, scaffold=ah.Scaffold(tracked={"loader": loader}), global_step=steps)

@@ -138,7 +138,7 @@ async def train_with_time_limits() -> None:
         await sleep(choose(0, 0.01))
         return 1
 
-    async def deliver(_: ah.Effect) -> None:
+    async def deliver(_: ah.dispatch.Effect) -> None:
         await sleep(choose(0, 0.01))
 
     async def feeds() -> AsyncIterator[dict[str, int]]:

@@ -244,6 +244,6 @@ async def test_threads_add_to_the_same_metrics() -> None:
             together.wait()
             run_context.metrics[self.name] = 1
 
-    hooks: list[Any] = [*(ah.BlockingHook(BlockingMetrics(name)) for name in names), ah.configure(last, order=1)]
+    hooks: list[Any] = [*(ah.hooks.BlockingHook(BlockingMetrics(name)) for name in names), ah.configure(last, order=1)]
     await run_session(ah.AsyncMonitoredSession(double, hooks), 1, "loss")
     assert set(last.seen[0]) == set(names)

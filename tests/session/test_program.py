@@ -184,7 +184,7 @@ def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Pa
         async def after_run(self, run_context: ah.SessionRunContext, run_values: ah.SessionRunValues) -> None:
             ah.effect("row", run_context.session.global_step.latest.step)
 
-    async def deliver(effect: ah.Effect) -> None:
+    async def deliver(effect: ah.dispatch.Effect) -> None:
         delivered.append(effect.payload)
 
     async def evaluate(_: ah.hooks.Evaluation) -> dict[str, float]:
@@ -200,7 +200,7 @@ def test_a_healthy_program_logs_no_warning(run: Callable[..., Any], tmp_path: Pa
                 TrackerHook(TensorBoardTracker(tmp_path / "events"), {"total": "total"}, every=ah.Every(steps=1)),
                 ah.JSONLinesHook(tmp_path / "values.jsonl", {"total": "total"}),
                 *(ah.LoggingHook({"total": "total"}, every=ah.Every(steps=2)), ah.NanHook("total"), ah.WatchdogHook(HANG_SECS)),
-                *ah.HookTimingHook().watch([Publishes()]),
+                *ah.hooks.HookTimingHook().watch([Publishes()]),
             ]
             creator = ah.ChiefSessionCreator(counting_graph(), checkpoint_dir=tmp_path / "checkpoints", global_step=store)
             policy = ah.SignalPolicy(pause=signal.SIGUSR1, resume=signal.SIGUSR2)

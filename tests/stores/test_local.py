@@ -131,13 +131,13 @@ async def test_the_step_outlives_all_processes(tmp_path: Path) -> None:
         async with store.lead() as term:
             assert term.number == 1
     async with LocalStepStore(tmp_path) as store:
-        assert await store.value() == ah.Position(2, 3)
+        assert await store.value() == ah.stores.Position(2, 3)
         async with store.lead() as term:
             assert term.number == 2
         await store.forget()
     assert os.listdir(tmp_path) == []
     async with LocalStepStore(tmp_path) as store:
-        assert await store.value() == ah.Position(1, 0)
+        assert await store.value() == ah.stores.Position(1, 0)
 
 
 async def test_forgetting_ends_the_waits_of_others(tmp_path: Path) -> None:

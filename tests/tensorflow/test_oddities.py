@@ -91,7 +91,7 @@ async def test_a_next_that_finds_nothing_is_a_failure(raised_in: str) -> None:
         "producer": produce,
         "nested session": nested,
     }
-    more = {"hook": PhaseHook("before_run", take_async), "plain hook": ah.BlockingHook(Plain())}
+    more = {"hook": PhaseHook("before_run", take_async), "plain hook": ah.hooks.BlockingHook(Plain())}
     session = ah.AsyncMonitoredSession(graph, [recorder, *(one for name, one in more.items() if name == raised_in)])
 
     async def use() -> None:
@@ -113,7 +113,7 @@ async def test_the_idiom_of_the_original_is_a_clean_end(kind: str) -> None:
         def before_run(self, run_context: Any) -> ah.SessionRunArgs:
             return ah.SessionRunArgs(None, {"x": next(left)})
 
-    hook = {"feed_fn": ah.FeedFnHook(lambda: {"x": next(left)}), "plain before_run": ah.BlockingHook(Reads())}.get(kind)
+    hook = {"feed_fn": ah.FeedFnHook(lambda: {"x": next(left)}), "plain before_run": ah.hooks.BlockingHook(Reads())}.get(kind)
     recorder = RecordingHook()
     async with ah.AsyncMonitoredSession(counting_graph(), [recorder, *([hook] if hook else [])]) as session:
         if kind == "iterator":

@@ -57,11 +57,11 @@ class PlainHook(ah.SessionRunHook):
 def graphs() -> None:
     """A graph and what its methods give."""
     graph = ah.Graph()
-    assert_type(graph.placeholder("x"), ah.Placeholder)
-    assert_type(graph.placeholder("y", default=1), ah.Placeholder)
-    assert_type(graph.variable("w", 0.0), ah.Variable)
+    assert_type(graph.placeholder("x"), ah.graph.Placeholder)
+    assert_type(graph.placeholder("y", default=1), ah.graph.Placeholder)
+    assert_type(graph.variable("w", 0.0), ah.graph.Variable)
     assert_type(graph.finalized, bool)
-    assert_type(ah.get_default_graph(), ah.Graph)
+    assert_type(ah.graph.get_default_graph(), ah.Graph)
 
     @graph.operation
     async def loss(x: float, w: float) -> float:
@@ -71,21 +71,21 @@ def graphs() -> None:
     def train(loss: float) -> float:
         return -loss
 
-    assert_type(loss, ah.Operation[float])
-    assert_type(train, ah.Operation[float])
+    assert_type(loss, ah.graph.Operation[float])
+    assert_type(train, ah.graph.Operation[float])
     with graph.as_default() as current:
         assert_type(current, ah.Graph)
     graph.operation(3)  # type: ignore[call-overload]
-    assert_type(graph.operation(lambda: 1), ah.Operation[int])
-    anything: ah.Operation = loss  # as before it had a type of its own
-    assert_type(graph.train_op(anything), ah.Operation[Any])
+    assert_type(graph.operation(lambda: 1), ah.graph.Operation[int])
+    anything: ah.graph.Operation = loss  # as before it had a type of its own
+    assert_type(graph.train_op(anything), ah.graph.Operation[Any])
     graph.operation(loss, thread=True)  # type: ignore[call-overload]
 
 
 class LossHook(ah.SessionRunHook):
     """A hook that says what it fetches, and has names of its own for what it is given."""
 
-    def __init__(self, loss: ah.Operation[float]) -> None:
+    def __init__(self, loss: ah.graph.Operation[float]) -> None:
         self.loss = loss
 
     async def before_run(self, ctx: ah.SessionRunContext) -> ah.SessionRunArgs:
@@ -106,7 +106,7 @@ class WrongHook(ah.SessionRunHook):
 
 
 async def fetched(
-    session: ah.AsyncMonitoredSession, raw: ah.Session, loss: ah.Operation[float], names: ah.Operation[list[str]]
+    session: ah.AsyncMonitoredSession, raw: ah.Session, loss: ah.graph.Operation[float], names: ah.graph.Operation[list[str]]
 ) -> None:
     """What is fetched has the type of the operation, and of several in a tuple; of names nothing is known."""
     step, w = session.graph.global_step, session.graph.variable("w", 0.0)
@@ -203,7 +203,7 @@ class OwnCreator:
     @property
     def graph(self) -> ah.Graph:
         """The graph of its sessions."""
-        return ah.get_default_graph()
+        return ah.graph.get_default_graph()
 
     async def create_session(self) -> ah.Session:
         """Makes a session."""
@@ -222,14 +222,14 @@ async def creators() -> None:
 
 async def stores(store: ah.StepStore) -> None:
     """A step store and what its methods give."""
-    assert_type(store.latest, ah.Position)
-    assert_type(await store.value(), ah.Position)
+    assert_type(store.latest, ah.stores.Position)
+    assert_type(await store.value(), ah.stores.Position)
     assert_type(await store.advance(), int)
     assert_type(store.advance_threadsafe(2), concurrent.futures.Future[int])
     assert_type(await store.raise_to(7), int)
     assert_type(await store.wait_for(9, timeout=1.0, on_reset="raise"), int)
     async for position in store.changes():
-        assert_type(position, ah.Position)
+        assert_type(position, ah.stores.Position)
         assert_type(position.step, int)
     store.fail(ValueError())
     await store.reset(3)
@@ -254,7 +254,7 @@ def hooks() -> list[ah.SessionRunHook]:
         ah.NanHook("loss", fail_on_nan_loss=False),
         ah.FeedFnHook(lambda: {"x": 1}),
         ah.FinalOpsHook({"accuracy": "accuracy"}),
-        ah.BlockingHook(object()),
+        ah.hooks.BlockingHook(object()),
     ]
 
 
@@ -318,7 +318,7 @@ async def check_hook_groups(hooks: list[object]) -> None:
         assert_type(group.status(), list[ah.dispatch.HookStatus])
         assert_type(ah.compose(AgentHooks, hooks, results={"decide": "first"}), AgentHooks)
         ah.point("last")  # type: ignore[arg-type]
-    outbox: list[ah.Effect] = []
+    outbox: list[ah.dispatch.Effect] = []
     ah.HookGroup(AgentHooks, hooks, effects=outbox.extend)
     ah.HookGroup(AgentHooks, hooks, effects=outbox)  # type: ignore[arg-type]
 
@@ -326,7 +326,7 @@ async def check_hook_groups(hooks: list[object]) -> None:
 def check_effects(run_context: ah.SessionRunContext) -> None:
     """A handler is a coroutine function of one effect; recording returns the key and is not awaited."""
 
-    async def send(effect: ah.Effect) -> int:
+    async def send(effect: ah.dispatch.Effect) -> int:
         assert_type(effect.key, str)
         assert_type(effect.step, int)
         return 0
