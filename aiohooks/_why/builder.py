@@ -22,7 +22,7 @@ import time
 import types
 from asyncio import locks, taskgroups
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import thread as _executor
 from typing import Any
 
@@ -43,11 +43,11 @@ from aiohooks._diagnostics import (
     process_state,
     secs_text,
 )
-from aiohooks._why.frames import References, attribute, entered, expression, held_by, position, value_of
+from aiohooks._why.frames import attribute, entered, expression, held_by, position, value_of
 from aiohooks._why.graph import WaitEdge, WaitGraph, WaitNode
 from aiohooks.errors import printable
 
-_MOST_TASKS, _MOST_SEARCHED, _MOST_DETAIL = 10_000, 500_000, 1_000
+_MOST_TASKS, _MOST_DETAIL = 10_000, 1_000
 _IN_SHORT = 100
 """How many tasks are searched for a note of an error: others may end with an error in the same tick."""
 _made: deque[float] = deque(maxlen=20)
@@ -109,10 +109,6 @@ class _Builder:
         self._kept: list[object] = []
         self._nodes: dict[str, WaitNode] = {}
         self._edges: dict[tuple[str, str], Needs] = {}
-        self._waiters: dict[str, list[str]] = {}  # of what they certainly wait for
-        self._wanted: dict[int, object] = {}
-        self._users: dict[int, list[asyncio.Task[Any]]] = {}
-        self._is_complete = True
         self._ahead: deque[Callable[[], object]] = deque()
         self._searches: deque[Callable[[], object]] = deque()
 
@@ -159,8 +155,7 @@ class _Builder:
         if needs == "any" and len(ids) == 1 and self._nodes[waiter].kind != "session":  # which other tasks may run
             needs = "all"
         for one in ids:
-            if self._edges.setdefault((waiter, one), needs) == "all":
-                self._waiters.setdefault(one, []).append(waiter)
+            self._edges.setdefault((waiter, one), needs)
         return bool(ids)
 
     def _targets(self, thing: Any) -> list[str]:
@@ -194,8 +189,7 @@ class _Builder:
                 return  # it is in a run; otherwise it waits for what its block does
             found = self._connect(node, self._targets_of(one.by()), one.needs)
             if not found and one.not_found:
-                said = one.not_found if self._is_complete else "too many tasks to search"
-                self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, said))))
+                self._change(node, detail=", ".join(filter(None, (self._nodes[node].detail, one.not_found))))
 
         key, detail = one if one.key is None else one.key, printable(one.detail, _MOST_DETAIL)
         more: dict[str, Any] = {"detail": detail, "secs": one.secs, "is_search": one.not_found is not None}
@@ -254,7 +248,7 @@ class _Builder:
         function = at.f_code.co_qualname if others else None
         self._change(node, function=function, where=f"{at.f_code.co_filename}:{at.f_lineno}")
 
-    # -- holders and users of what tasks wait for
+    # -- holders of what tasks wait for
 
     def holders(self, thing: object) -> list[asyncio.Task[Any] | threading.Thread]:
         """Return the tasks and threads that are in a `with` block of something."""
@@ -274,30 +268,6 @@ class _Builder:
             for one in held_by(task):
                 found.setdefault(id(one), []).append(task)
         return found
-
-    def users(self, thing: object, key: object) -> Iterator[asyncio.Task[Any]]:
-        """Return the tasks that have something in a variable, or in an attribute of one, and do not wait for its node."""
-        if id(thing) not in self._users:
-            self._search()
-        waiting, ahead = set[str](), [self._ids[key]]
-        while ahead:
-            if (node := ahead.pop()) not in waiting:
-                waiting.add(node)
-                ahead += self._waiters.get(node, ())
-        return (task for task in self._users[id(thing)] if self._ids.get(id(task)) not in waiting)
-
-    def want_users(self, thing: object) -> None:
-        """Note that the users of something will be asked for: those of all such things are searched for together."""
-        self._wanted[id(thing)] = thing
-
-    def _search(self) -> None:
-        found = {one: list[asyncio.Task[Any]]() for one in self._wanted if one not in self._users}
-        references = References(found, _MOST_SEARCHED)
-        for task in self.tasks:
-            for one in () if task.done() else references.of(task):
-                found[one].append(task)
-        self._users |= found
-        self._is_complete &= references.left >= 0
 
     # -- threads
 
@@ -368,15 +338,13 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
     method, at = frame.f_code.co_name, f"{os.getpid()}/{id(owner)}.{frame.f_code.co_name}"
     name = expression(outer, owner)
 
-    def used(kind: str, detail: str, what: str, thing: object = owner) -> Awaited:
-        builder.want_users(thing)
-        by = lambda: builder.users(thing, at)  # noqa: E731
-        return Awaited(kind, f"{kind}{name}", detail, by, at, needs="perhaps", not_found=f"no task that could {what} was found")
-
     def held(kind: str, detail: str, places: float | None) -> Awaited:
         holders = builder.holders(owner)
         needs: Needs = "any" if len(holders) == places else "perhaps"
         return Awaited(kind, f"{kind}{name}", detail, lambda: holders, at, needs=needs, not_found=_NO_HOLDER)
+
+    def without_holder(kind: str, detail: str) -> Awaited:
+        return Awaited(kind, f"{kind}{name}", detail, key=at)
 
     match owner, method:
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
@@ -387,22 +355,21 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
         case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
             return held("limiter", f"{owner.borrowed_tokens} of {owner.total_tokens:g} in use", owner.total_tokens)
         case asyncio.Queue(), "put":
-            return used("queue", f"full, {owner.qsize()} of {owner.maxsize}", "take from it")
+            return without_holder("queue", f"full, {owner.qsize()} of {owner.maxsize}")
         case asyncio.Queue(), "get":
-            return used("queue", "empty", "fill it")
+            return without_holder("queue", "empty")
         case asyncio.Queue(), "join":
-            left = vars(owner)["_unfinished_tasks"] - owner.qsize()
-            return used("queue", f"{owner.qsize()} in it, task_done was not called for {left} more", "call it")
+            return without_holder("queue", f"{owner.qsize()} in it, task_done was not called for every item")
         case ((asyncio.Event() | anyio.Event()), "wait"):
-            return used("event", "not set", "set it")
+            return without_holder("event", "not set")
         case ((locks.Condition() | anyio.Condition()), "wait") if _is_waiter(frame, owner):  # or it wants its lock again
-            return used("condition", "not notified", "notify it")
+            return without_holder("condition", "not notified")
         case asyncio.Barrier(), "wait":
-            return used("barrier", f"{owner.n_waiting} of {owner.parties} have arrived", "arrive")
+            return without_holder("barrier", f"{owner.n_waiting} of {owner.parties} have arrived")
         case MemoryObjectSendStream(), "send":
-            return used("stream", "full", "receive from it", vars(owner)["_state"])
+            return without_holder("stream", "full")
         case MemoryObjectReceiveStream(), "receive":
-            return used("stream", "empty", "send to it", vars(owner)["_state"])
+            return without_holder("stream", "empty")
         case (asyncio.StreamReader(), "_wait_for_data") | (anyio.abc.SocketStream(), "receive"):
             return Awaited("connection", f"data from {_peer(owner)}", key=at)
         case (asyncio.StreamWriter(), "drain") | (anyio.abc.SocketStream(), "send"):

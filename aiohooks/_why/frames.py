@@ -16,7 +16,7 @@ import itertools
 import linecache
 import types
 from asyncio import locks
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import anyio
@@ -139,47 +139,6 @@ def _exited_by(coro: object) -> list[list[Any]]:
             entered.append(attribute(owner, "_lock"))
         found.append(entered)
     return found
-
-
-class References:
-    """Finds which of some objects tasks have in a variable, in an attribute of one, or in one of that."""
-
-    def __init__(self, wanted: Iterable[int], most: int) -> None:
-        """Create a search for the objects with these ids, which ends when it has looked at `most` objects."""
-        self._wanted = frozenset(wanted)
-        self.left = most
-        """How many it may still look at; negative if it has not looked at everything."""
-        self._known: dict[tuple[int, int], tuple[object, frozenset[int]]] = {}  # what tasks share is searched only the first time
-
-    def of(self, task: asyncio.Task[Any]) -> frozenset[int]:
-        """Return the ids of those that the coroutines and callbacks of a task have."""
-        links = [(frame, coro) for frame, coro in links_of(coroutine_of(task)) if frame is not None]
-        ahead: list[Any] = []
-        for frame, coro in links:
-            scope = {} if is_library(frame) else frame.f_globals  # with those of the user's own that a function names
-            ahead += [*gc.get_referents(coro), *(scope[name] for name in frame.f_code.co_names if name in scope)]
-        ahead += [
-            one for callback, _ in getattr(task, "_callbacks", None) or () for one in getattr(callback, "__closure__", None) or ()
-        ]
-        return frozenset[int]().union(*(self._within(one, 2) for one in ahead))
-
-    def _within(self, one: Any, depth: int) -> frozenset[int]:
-        one = inner_of(one)
-        self.left -= 1
-        own = self._wanted & {id(one)}
-        if depth == 0 or self.left < 0 or not (attributes := _attributes(one)):
-            return own
-        if (id(one), depth) not in self._known:
-            self._known[id(one), depth] = one, own.union(*(self._within(value, depth - 1) for value in attributes.values()))
-        return self._known[id(one), depth][1]
-
-
-def inner_of(one: Any) -> Any:
-    """Return what a variable of a closure has, or whose method this is; or else itself."""
-    if isinstance(one, types.CellType):
-        with contextlib.suppress(ValueError):  # it is empty
-            return one.cell_contents
-    return one.__self__ if isinstance(one, types.MethodType) else one
 
 
 def _attributes(one: object) -> dict[str, Any]:

@@ -67,13 +67,13 @@ SECS = r"[0-9.e+-]+ s"
 # LINE, AWAITS, HOLDS and OUTER are the places of comments; S are seconds.
 HANGS = {
     "deadlock": r"^deadlock: Deadlock#\d.before_run at step 1, LINE, S <- lock `self.second` \(held\) <- Deadlock#\d.* LINE, S",
-    "full_queue": r"Send.after_run at step 3, LINE, S <- queue `self.queue` \(full, 2 of 2, no task that could take",
+    "full_queue": r"Send.after_run at step 3, LINE, S <- queue `self.queue` \(full, 2 of 2\)",
     "thread_lock": r"InThread.* AWAITS, S <- thread .* LINE <- lock `self.lock` \(held\) <- thread 'uploader'.* HOLDS",
     "slow_disk": r"CheckpointSaverHook.after_run at step 1, S <- .*save of the checkpoint of step 0 in .* LINE",
     "version": r"Gate.before_run at .*, LINE, S <- room in the version gate of weights .* <- step 1 of weights \(.*no publisher",
     "recovery": r"in recovery 1 from Unavail.*, recovery at LINE waits for a recovery, S <- the pause of 600 s .*is away",
     "blocked_loop": r"'chief' \(step 1, in run 1 for S\) .* <- Block.after_run \(runs; the event loop waits for it\), LINE",
-    "task_done": r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- queue `jobs` \(0 in it, .* 1 more\) <- perhaps",
+    "task_done": r"'chief' \(step 1, in its block; run 1 began S ago\).* LINE <- queue `jobs` \(0 in it, task_done was not",
     "nested": r"Nest.before_run at step 1, OUTER, S <- session 'evaluation' .* <- Forget.before_run at .*, LINE, S <- event \(",
 }
 
