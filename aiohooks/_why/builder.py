@@ -10,7 +10,6 @@ import asyncio.subprocess
 import concurrent.futures
 import dataclasses
 import functools
-import gc
 import inspect
 import itertools
 import os
@@ -23,7 +22,6 @@ import types
 from asyncio import locks, taskgroups
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import thread as _executor
 from typing import Any
 
 import anyio
@@ -52,7 +50,6 @@ _IN_SHORT = 100
 """How many tasks are searched for a note of an error: others may end with an error in the same tick."""
 _made: deque[float] = deque(maxlen=20)
 """When the last notes were made."""
-_WORK_ITEM: Any = vars(_executor)["_WorkItem"]
 _THREAD_LOCKS = type(threading.Lock()), type(threading.RLock())
 _SOURCES = {"shield.<locals>._outer_done_callback": "inner", "_chain_future.<locals>._call_check_cancel": "source"}
 """The variable of a callback that has what sets its future; others have the task that awaits that (Python 3.14)."""
@@ -75,8 +72,9 @@ def wait_graph(
 
 
 def threads() -> list[threading.Thread]:
-    """Return the threads, without the lock of `threading.enumerate`, which the code that a signal has interrupted may hold."""
-    return [*vars(threading)["_active"].values()]
+    """Return the threads."""
+    # `threading.enumerate` takes a lock, which the code that a signal has interrupted may hold.
+    return [*getattr(threading, "_active", {}).values()]
 
 
 def why(*waited_for: object) -> str:
@@ -170,7 +168,7 @@ class _Builder:
             return []
         if is_task(thing):
             return [self._add_task(thing)]
-        # What sets a future that is no task, as far as that can be seen.
+        # What sets a future that is no task; asyncio has no public way to ask for that.
         found = [*(getattr(thing, "_children", None) or ())]  # of `asyncio.gather`
         found += _sources(callback for callback, _ in getattr(thing, "_callbacks", None) or ())
         return self._targets_of(found)
@@ -285,39 +283,26 @@ class _Builder:
 
     def _of_executor(self, future: concurrent.futures.Future[Any]) -> list[str]:
         """Return the thread that has the call of a future of an executor; or the task that `run_coroutine_threadsafe` made."""
-        called, queued = self._calls
-        if id(future) in called:
-            return [self._add_thread(called[id(future)])]
-        sources = _sources(getattr(future, "_done_callbacks", ()))
-        if sources or id(future) not in queued:
+        if id(future) in self._called:
+            return [self._add_thread(self._called[id(future)])]
+        # A future has no public list of its callbacks.
+        if sources := _sources(getattr(future, "_done_callbacks", ())):
             return self._targets_of(sources)
-        work_queue, busy = queued[id(future)]
-        name, detail = "a free thread of the executor", f"{len(busy)} are busy"
-        connect: Callable[[str], object] = lambda node: self._connect(node, map(self._add_thread, busy), "any")  # noqa: E731
-        return [self._add(work_queue, "pool", name, connect, detail=detail)]
+        if future.running() or future.done():
+            return []
+        return [self._add_awaited(Awaited("call", "a call that has not begun", key=future))]
 
     @functools.cached_property
-    def _calls(self) -> tuple[dict[int, int], dict[int, tuple[object, list[int]]]]:
-        """The calls in executors, by the ids of their futures: the thread of each; of those that wait, queue and threads."""
+    def _called(self) -> dict[int, int]:
+        """The threads that have calls of executors, by the ids of the futures of these."""
         called: dict[int, int] = {}
-        queues: dict[int, tuple[object, list[int]]] = {}
         for ident, innermost in self._stacks.items():
-            waiting: Any = None
             for frame in frames_of(innermost):
-                if frame.f_code.co_name == "_worker" and is_library(frame):
-                    waiting = frame.f_locals.get("work_queue")
-                work: Any = frame.f_locals.get("self") if frame.f_code.co_name == "run" and is_library(frame) else None
-                if isinstance(work, _WORK_ITEM):
-                    called[id(work.future)] = ident
-                    queues.setdefault(id(waiting), (waiting, []))[1].append(ident)
-        return called, {id(future): one for one in queues.values() for future in _queued(one[0])}
-
-
-def _queued(work_queue: object) -> list[Any]:
-    """Return the futures of the calls that wait in the queue of an executor, which before Python 3.13 has a list."""
-    items: list[Any] = gc.get_referents(work_queue)
-    items += gc.get_referents(*(one for one in items if type(one) is list))
-    return [one.future for one in items if isinstance(one, _WORK_ITEM)]
+                if frame.f_code.co_name == "run" and is_library(frame):
+                    future: Any = getattr(frame.f_locals.get("self"), "future", None)  # of an item of work
+                    if isinstance(future, concurrent.futures.Future):
+                        called[id(future)] = ident  # pyright: ignore[reportUnknownArgumentType]
+        return called
 
 
 def _awaited_by(frame: types.FrameType, outer: Sequence[types.FrameType], builder: _Builder) -> Any:
@@ -350,7 +335,7 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
         case ((asyncio.Lock() | anyio.Lock()), "acquire"):
             return held("lock", "held", 1)
         case ((asyncio.Semaphore() | anyio.Semaphore()), "acquire"):
-            bound = getattr(owner, "_bound_value", None)
+            bound = getattr(owner, "_bound_value", None)  # asyncio does not say how many places there are
             return held("semaphore", "none free" if bound is None else f"{bound} of {bound} in use", bound)
         case anyio.CapacityLimiter(), ("acquire" | "acquire_on_behalf_of"):
             return held("limiter", f"{owner.borrowed_tokens} of {owner.total_tokens:g} in use", owner.total_tokens)
@@ -391,12 +376,14 @@ def _primitive(frame: types.FrameType, outer: Sequence[types.FrameType], builder
         case _, "wait_for" if asyncio.isfuture(inner := frame.f_locals.get("fut")):  # before Python 3.12
             return Awaited("calls", "", by=lambda: [inner])
         case ((taskgroups.TaskGroup() | anyio.abc.TaskGroup()), "__aexit__"):
-            return Awaited("calls", "", by=lambda: [*vars(owner)["_tasks"]])
+            # Neither has a public list of its tasks.
+            return Awaited("calls", "", by=lambda: [*getattr(owner, "_tasks", ())])
         case _:
             return None
 
 
 def _is_waiter(frame: types.FrameType, condition: object) -> bool:
+    # A condition does not say publicly which calls wait to be notified.
     return frame.f_locals.get("fut", frame.f_locals.get("event")) in (attribute(condition, "_waiters") or ())
 
 
@@ -439,7 +426,7 @@ def _sources(callbacks: Iterable[Any]) -> list[Any]:
 
 def _peer(stream: Any) -> str:
     """Return the other end of a stream."""
-    transport: Any = getattr(stream, "_transport", None)
+    transport: Any = getattr(stream, "_transport", None)  # a reader has no public one
     peer: Any = None
     if transport is not None:
         peer = transport.get_extra_info("peername") or (transport.get_extra_info("pipe") and "a pipe")

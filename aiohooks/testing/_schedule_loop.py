@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import random
 import selectors
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -267,9 +266,11 @@ class ScheduleLoop(asyncio.SelectorEventLoop):
 
     def leave_task(self) -> None:
         """Leave the current task after a step: an eager one whose context was entered already remains, and no other could run."""
-        if sys.version_info >= (3, 12):
+        # asyncio has no public way to leave a task. Before Python 3.12 there are no eager ones.
+        leave: Any = getattr(asyncio.tasks, "_swap_current_task", None)
+        if leave is not None:
             with contextlib.suppress(KeyError):  # Python 3.12 raises it where there is no current task
-                vars(asyncio.tasks)["_swap_current_task"](self, None)
+                leave(self, None)
 
     def _add_callback(self, handle: asyncio.Handle) -> None:
         if handle not in self._ready:  # a task may have run before it, and its file be ready still

@@ -388,7 +388,7 @@ async def waits(task: asyncio.Task[Any]) -> None:
 
 
 async def test_threads() -> None:
-    """A call in an executor's thread, one that waits for a free thread, and what threads wait for."""
+    """A call in an executor's thread, one that has not begun, and what threads wait for."""
     async with starting() as start:
         lock, held, end = threading.RLock(), threading.Event(), threading.Event()
 
@@ -422,9 +422,8 @@ async def test_threads() -> None:
                 ):
                     pass
                 assert found(text, r"task 'first', .* waits for thread 'pool_0', .*want at @")
-                assert found(text, r"'(second|another)', .* waits for a free thread .*\(1 are busy\) <- thread 'pool_0'")
-                assert not found(text, r"task 'third', .* free thread")  # it is no call of this executor
-                assert [node.kind for node in wait_graph([loop]).nodes].count("pool") == 1
+                for name in ("second", "another", "third"):
+                    assert found(text, rf"task '{name}', .* waits for a call that has not begun$")
             finally:
                 end.set()
                 owner.join()
