@@ -7,24 +7,12 @@ from collections.abc import Collection
 
 from aiohooks._aio.clock import NO_TIMER, Clock, current_clock
 from aiohooks.errors import AiohooksError, UnavailableError, is_clean_end, safe_str
-from aiohooks.stores._protocol import (
-    Expire,
-    Fail,
-    Join,
-    LastExit,
-    Leave,
-    Member,
-    Position,
-    Request,
-    Snapshot,
-    exit_writer,
-    logger,
-)
+from aiohooks.stores._protocol import Expire, Fail, Join, LastExit, Leave, Member, Position, Request, Snapshot, logger
 from aiohooks.stores._waiting import WaitRegistry
 from aiohooks.stores.publishers import Publisher, PublisherExit
 
 _MAX_TEXT = 4_000
-"""The characters of an error's text that travel: every process of the run reads them, and engines limit a message."""
+"""The characters of an error's text that travel: every process of the run reads them each time it reads the run."""
 
 
 class Members:
@@ -87,7 +75,8 @@ class Members:
 
     def _send_once(self, request: Leave | Fail) -> None:
         self._seq += 1
-        self._once.append(request._replace(writer=exit_writer(self.process), seq=self._seq))
+        # Another writer than that of the writes of this process, as the numbers of both begin at 1.
+        self._once.append(request._replace(writer=f"{self.process}/", seq=self._seq))
 
     @property
     def here(self) -> tuple[Member, ...]:

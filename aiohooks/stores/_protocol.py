@@ -331,11 +331,6 @@ class Expire(NamedTuple):
     heartbeat: int
 
 
-def exit_writer(process: str) -> str:
-    """Return the writer of the exits and failures of a process, which are numbered on their own."""
-    return f"{process}/"
-
-
 def host_and_pid(process: str) -> tuple[str, str]:
     """Return the two parts of a process, which is named as `host:pid:word`."""
     host, _, pid = process.rpartition(":")[0].rpartition(":")

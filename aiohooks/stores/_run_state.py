@@ -21,7 +21,6 @@ from aiohooks.stores._protocol import (
     Request,
     Snapshot,
     Write,
-    exit_writer,
 )
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -74,15 +73,6 @@ class RunState:
                 self.failure = Failure(request.error, self.position)
                 self.revision += 1
         return self._answer("ok")
-
-    def begin_revision(self) -> None:
-        """Change nothing else: a write to see whether the engine takes writes."""
-        self.revision += 1
-
-    def forget(self, process: str) -> None:
-        """Drop the last answers to a process."""
-        for writer in (process, exit_writer(process)):
-            self.answers.pop(writer, None)
 
     def recover(self, process: str, known: Snapshot, answers: Mapping[str, tuple[int, Position]]) -> None:
         """Take over what a process knows of the run from before the engine lost it, with its own members as they are now.

@@ -90,7 +90,6 @@ class EngineLink:
     clock: Clock
     heartbeat: float
     """After how many seconds of silence a connection is to be tested."""
-    lease_secs: float
     connect_timeout: float
     _waits: WaitRegistry
     observe: Callable[[Position], None]
@@ -107,8 +106,6 @@ class EngineLink:
     """Starts a task of the store's, with what it is for; it is cancelled before `close`."""
     outage: Callable[[], AbstractContextManager[None]]
     """Marks the time of a block as one in which the engine does not answer."""
-    retry_now: Callable[[], None]
-    """Ends the pauses before the next attempts: the engine may be available again."""
 
     @property
     def latest(self) -> Position:

@@ -165,7 +165,6 @@ class SharedStepStore(StepStore):
                 process=self._process,
                 clock=self._clock,
                 heartbeat=heartbeat,
-                lease_secs=self._lease_secs,
                 connect_timeout=connect_timeout,
                 _waits=self._waits,
                 observe=self._waits.observe,
@@ -175,7 +174,6 @@ class SharedStepStore(StepStore):
                 observed=lambda: self._watcher.snapshot,
                 spawn=self._spawn,
                 outage=self._outages.outage,
-                retry_now=self._sleepers.wake,
             )
         )
 

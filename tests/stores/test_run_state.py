@@ -276,16 +276,6 @@ def test_a_recovered_state_as_text_is_the_same(seed: int) -> None:
         assert text.dump() == state.dump()
 
 
-def test_answers_of_writers_that_have_closed_are_forgotten() -> None:
-    """Those of others stay."""
-    state = RunState()
-    for writer in "pqr":
-        state.apply(Write("advance", 1, Position(1, 0), 0, writer, 1))
-    for process in ("p", "r", "unknown"):
-        state.forget(process)
-    assert list(state.answers) == ["q"]
-
-
 def test_a_failure_is_recovered_unless_there_is_a_newer_one() -> None:
     """What was reported before the loss is known again; a process that knows of none changes nothing."""
     failed, healthy = led_by("p"), led_by("q")

@@ -62,7 +62,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "self._read_size *= 2 # there may be more  =>  self._read_size *= 3 # there may be more",
     ): "any larger size will do",
     ("aiohooks/stores/_run_state.py", "RunState._join", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
-    ("aiohooks/stores/_run_state.py", "RunState.begin_revision", "self.revision += 1  =>  self.revision += 2"): _COMPARED,
     ("aiohooks/stores/_membership.py", "Members._send_once", "self._seq += 1  =>  self._seq += 2"): _COMPARED,
     ("aiohooks/stores/shared.py", "SharedStepStore.__init__", "self._seq = 0  =>  self._seq = 1"): _COMPARED,
     (
