@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import math
 import operator
@@ -362,20 +360,6 @@ class Answer(NamedTuple):
 EngineError = StoreUnavailableError | StoreDamagedError
 ENGINE_ERRORS = (StoreUnavailableError, StoreDamagedError)
 """The errors of an engine that is unavailable, refuses a request, or holds corrupt data."""
-
-
-CERTIFICATE_HINTS = (
-    ("certificate has expired", "it has expired; renew it on the server"),
-    ("certificate is not yet valid", "it is not valid yet; is the clock of this machine right?"),
-    ("certificate is not valid for", "it is for another name; give a name that is in it as the host"),
-)
-"""What to do about a server's certificate, by a part of the text of its error."""
-
-
-def abort_transport(transport: asyncio.WriteTransport) -> None:
-    """Close a connection without waiting for anything."""
-    with contextlib.suppress(AttributeError):  # Python 3.11.2, which Debian 12 has, raises it where TLS has ended already
-        transport.abort()
 
 
 def damaged_error(run: str, path: str, *, found: str, expected: str, delete: str) -> StoreDamagedError:

@@ -10,7 +10,6 @@ from typing import Any
 
 from aiohooks._aio.cancel import retrieve_exception, wait_done
 from aiohooks.errors import StoreRefusedError, StoreUnavailableError
-from aiohooks.stores._protocol import CERTIFICATE_HINTS, abort_transport
 
 _NO_RIGHTS = "the user may not do that; give it the rights in docs/guides/engine-redis.md (ACL SETUSER)"
 _OTHER_NODE = (
@@ -29,7 +28,9 @@ _REFUSED_HINTS = (
     ("wrong or missing password or user; put them in the URL: redis://user:password@host:6379", "AuthenticationError"),
     ("the user may not connect; look at ACL LIST on the server", "AuthorizationError"),
     ("protected mode: a server without a password takes no connections from other machines; set one (requirepass)", "DENIED"),
-    *((hint, sign) for sign, hint in CERTIFICATE_HINTS),
+    ("it has expired; renew it on the server", "certificate has expired"),
+    ("it is not valid yet; is the clock of this machine right?", "certificate is not yet valid"),
+    ("it is for another name; give a name that is in it as the host", "certificate is not valid for"),
     ("its certificate does not verify; give ssl_ca_certs= the authority that signed it", "SSLCertVerificationError"),
     ("it asks for a certificate of the client; give ssl_certfile= and ssl_keyfile=", "CERTIFICATE_REQUIRED"),
     ("it does not speak TLS on this port; use redis://, or give its TLS port", "WRONG_VERSION_NUMBER"),
@@ -126,6 +127,12 @@ def _pack_command(command: Sequence[str | int]) -> bytes:
     return b"".join(parts)
 
 
+def _abort_transport(transport: asyncio.WriteTransport) -> None:
+    """Close a connection without waiting for anything."""
+    with contextlib.suppress(AttributeError):  # Python 3.11.2, which Debian 12 has, raises it where TLS has ended already
+        transport.abort()
+
+
 class RedisConnection:
     """A connection of redis-py's, with a task that reads the replies: a cancelled caller leaves the others undisturbed.
 
@@ -213,7 +220,7 @@ class RedisConnection:
         self._replies.clear()
         # A TLS connection would try to say goodbye for half a minute where the other side is gone.
         if self._writer is not None:
-            abort_transport(self._writer.transport)
+            _abort_transport(self._writer.transport)
         if self._reader is not None:
             self._reader.cancel()
         for other in self._together:
@@ -257,7 +264,7 @@ class RedisConnection:
         with contextlib.suppress(Exception):  # it is broken already
             await self._client.disconnect(nowait=True)
         if self._writer is not None:
-            abort_transport(self._writer.transport)
+            _abort_transport(self._writer.transport)
             # In a task: a cancel of this one would cancel the future of the streams, and with it whoever waits for that next.
             closed = asyncio.ensure_future(self._writer.wait_closed())
             closed.add_done_callback(retrieve_exception)
