@@ -113,7 +113,7 @@ async def callers(name: str, _: Counts) -> AsyncIterator[Setup]:
         many, one = f"{engine.title}: {CALLERS} callers advance together", f"{engine.title}: one caller advances"
         together, alone = each("ours together"), each("ours alone")
         yield Setup(
-            {**await row.advancing("ours", "ours"), **await row.advancing("add", "bare")},
+            {**await row.advancing("ours", "ours"), **await row.advancing("bare", "bare")},
             [
                 Figure(f"{many} / {engine.one_call} each", engine.together_bar, together, each("bare together")),
                 Figure(f"{many} / one after the other", engine.together_bar, together, alone),

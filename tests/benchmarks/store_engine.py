@@ -63,8 +63,6 @@ class Engine:
     """The least that can work, by hand."""
     by_hand: str
     one_call: str
-    add: Opened | None = None
-    """What many callers advance at the same time by hand, where only a single one can do so with `bare`."""
     settled_secs: float = 0.0
     """After this a wait that has begun is known to the server; it is not measured."""
     wake_bar: float | None = 1.5
@@ -97,13 +95,12 @@ class _Polling:
 
 @asynccontextmanager
 async def opened(engine: Engine, kind: str, url: str) -> AsyncIterator[Counter]:
-    """Our store ("ours"), it asked as TensorFlow asks ("poll"), or by hand ("bare", "add").
+    """Our store ("ours"), it asked as TensorFlow asks ("poll"), or by hand ("bare").
 
     Those of one kind count together, in whatever process they are.
     """
-    if kind in ("bare", "add"):
-        by_hand = engine.bare if kind == "bare" or engine.add is None else engine.add
-        async with by_hand(url) as counter:
+    if kind == "bare":
+        async with engine.bare(url) as counter:
             yield counter
     else:
         async with open_step_store(url, run=kind) as store:
