@@ -352,7 +352,6 @@ class Answer(NamedTuple):
     position: Position
     """The position that a write led to; otherwise the current one."""
     term: int
-    revision: int
 
 
 # How an engine fails.

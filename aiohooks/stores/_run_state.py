@@ -168,12 +168,12 @@ class RunState:
         )
 
     def _answer(self, status: Any) -> Answer:
-        return Answer(status, self.position, self.term, self.revision)
+        return Answer(status, self.position, self.term)
 
     def _write(self, write: Write) -> Answer:
         last = self._last_answer(write.writer)
         if last is not None and last[0] >= write.seq:
-            return Answer("ok", last[1], self.term, self.revision)
+            return Answer("ok", last[1], self.term)
         epoch, step = write.target(self.position)
         if self._is_older_term(write.term, write.writer):
             return self._answer("stale")

@@ -98,7 +98,6 @@ class _Pair:
         if self.dead:
             return
         if end is self.client:
-            proxy.pieces += 1
             wanted = proxy.lost_answer
             if wanted is not None and wanted in data:
                 proxy.lost_answer = None
@@ -147,8 +146,6 @@ class Proxy:
         self.lost_answer: bytes | None = None
         self.accepted = 0
         """The number of connections accepted so far."""
-        self.pieces = 0
-        """The number of pieces of requests received so far."""
         self.lost_answers = 0
         """The number of answers lost so far."""
         self._dead: list[_Pair] = []

@@ -498,16 +498,16 @@ class RunFiles:
         position = record.position
         epoch, step = write.target(position)
         if 0 < write.term < record.term:
-            return Answer("stale", position, record.term, record.revision)
+            return Answer("stale", position, record.term)
         if step > MAX_STEP:
-            return Answer("full", position, record.term, record.revision)
+            return Answer("full", position, record.term)
         term = max(record.term, write.term)
         if (epoch, step) != position or term != record.term:
             if epoch != position.epoch or self._is_due(slots, epoch, position.step, step):
                 position = self._write_notify(epoch, step, record.revision, term)
             else:
                 position = self._write_position(epoch, step, record.revision, term, slots, position.step)
-        return Answer("ok", position, term, record.revision)
+        return Answer("ok", position, term)
 
     def _save_state(self, state: RunState, record: RunRecord, *, changed: bool) -> None:
         if changed:

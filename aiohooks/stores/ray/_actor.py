@@ -64,8 +64,8 @@ def unpack_request(kind: int, fields: Any) -> Request:
 
 def unpack_answer(fields: Any) -> Answer:
     """Restore an answer from a message."""
-    status, position, term, revision = fields
-    return Answer(status, Position(*position), term, revision)
+    status, position, term = fields
+    return Answer(status, Position(*position), term)
 
 
 def unpack_snapshot(fields: Any) -> Snapshot:

@@ -87,7 +87,7 @@ def parse_answer(reply: Any) -> tuple[Answer, str] | None:
     numbers, _, recent = _as_text(reply).partition("\n")
     status, *rest = numbers.split()
     epoch, step, term = map(int, rest)
-    return None if status == "lost" else (Answer(cast("Any", status), Position(epoch, step), term, 0), recent)
+    return None if status == "lost" else (Answer(cast("Any", status), Position(epoch, step), term), recent)
 
 
 def parse_read(reply: Any) -> FoundRun:

@@ -415,7 +415,7 @@ async def commit_is_not_shielded(fixture: StoreFixture) -> None:
 class LeadKeepingStore(WatchedStore):
     async def _request(self, request: Request) -> Answer:
         if isinstance(request, Leave) and self.fixture.probe.delivered:
-            return Answer("ok", self.latest, 0, 0)
+            return Answer("ok", self.latest, 0)
         return await super()._request(request)
 
 

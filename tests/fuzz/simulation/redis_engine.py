@@ -66,7 +66,7 @@ class ScriptedRun:
                 state.answers[writer] = last_seq, Position(epoch, step)
             before, floor = dict(state.answers), Position(int(floor_epoch), int(floor_step))
             write = Write(kind, int(amount), floor, int(term), writer, int(seq))  # type: ignore[arg-type]
-            status, position, self.term, _ = state.apply(write)
+            status, position, self.term = state.apply(write)
             if state.answers != before:
                 self._keep(state, writer, f"{seq} {position.epoch} {position.step}")
         return f"{status} {position.epoch} {position.step} {self.term}\n{self.recent}"
