@@ -71,10 +71,11 @@ def kill_points(kills: int, seed: int) -> list[KillPoint]:
 class DirectoryWatch(_notify.Inotify):
     """Counts the changes in a directory and its subdirectories."""
 
-    _CREATE, _IS_DIRECTORY = 0x100, 0x40000000
-    _MASK = (
-        _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _notify.MOVED_FROM | _notify.MOVED_TO | _notify.DELETE
-    )  # fmt: skip
+    _CREATE = 0x100
+    _MOVED_FROM = 0x40
+    _MOVED_TO = 0x80
+    _IS_DIRECTORY = 0x40000000
+    _MASK = _CREATE | _notify.MODIFY | _notify.CLOSE_WRITE | _MOVED_FROM | _MOVED_TO | _notify.DELETE
     _EVENT = struct.Struct("iIII")
 
     def __init__(self, directory: Path) -> None:

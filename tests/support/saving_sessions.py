@@ -188,10 +188,6 @@ class Disk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return os.write(fd, data)
 
-    async def wait_reached(self) -> None:
-        """Wait until a thread writes."""
-        await asyncio.to_thread(self.reached.wait)
-
 
 def disk_full_error() -> ah.AiohooksError:
     """Return the error of a save on a full disk."""

@@ -15,8 +15,6 @@ from aiohooks.errors import StoreUnavailableError
 MODIFY = 0x2
 ATTRIB = 0x4
 CLOSE_WRITE = 0x8
-MOVED_FROM = 0x40
-MOVED_TO = 0x80
 DELETE = 0x200
 MOVE_SELF = 0x800
 
